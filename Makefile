@@ -18,7 +18,7 @@ help:
 	@echo "make test              style, types and tests, 5 minutes on 2 cores; first sets up .venv"
 	@echo "make test-all          make test, then test-long (the tests of many seconds) and test-slow (those of minutes)"
 	@echo "make test-pythons      make train ARGS='--config catch' with each of Python 3.11, 3.12 and 3.13 that is here"
-	@echo "make test-faults       every fault of docs/faults.md, slow ones included; one of them needs root"
+	@echo "make test-faults       every fault of docs/faults.md, slow ones included"
 	@echo "make test-faults FAULT=31   those of one number, of two digits"
 	@echo "make fleet-tools       sets up .venv with the Python packages for the commands of deploy/README.md"
 	@echo "make test-deploy       tests of deploy/: Terraform against moto, units, scripts, images; needs terraform"

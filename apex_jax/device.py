@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
 import os
 import platform
@@ -15,14 +14,11 @@ from apex_jax.host.machine import usable_cores, usable_memory_bytes
 from apex_jax.host.program import CHECKOUT
 
 CUDA_PLUGINS = ("jax_cuda12_plugin", "jax_cuda13_plugin")
-GPU_FILES = (
-    Path("/dev/nvidia0"),
-    Path("/dev/nvidiactl"),
-    Path("/dev/dxg"),
-)  # a container may have only the second; WSL
+GPU_FILES = (  # a container may have only the second; the third is that of WSL
+    Path("/dev/nvidia0"), Path("/dev/nvidiactl"), Path("/dev/dxg"),
+)  # fmt: skip
 CORES_PER_ACTOR = 5  # on a GPU; an H100 and 16 cores, of which 10 were busy, were faster with 3 actors than with one
 ACTORS_ON_A_GPU = 8  # at most, a guess: each takes hundreds of MB of its memory, and a share of its time
-CACHE_LIMIT_BYTES = 2**28  # of compiled programs; a run of Pong on the CPU stores 0.8 MB
 
 
 def choose_device(role: str, config: Config) -> None:
@@ -97,7 +93,7 @@ def keep_compiled_programs() -> None:
     """Enables JAX's cache of compiled programs, before JAX is first used, so that a second start learns sooner.
 
     The cache is in the user's cache folder, separate for each kind of processor; JAX_COMPILATION_CACHE_DIR overrides
-    it. If it is not writable, every start compiles again. Its size stays below `CACHE_LIMIT_BYTES`.
+    it. If it is not writable, every start compiles again. A run of Pong on the CPU adds 0.8 MB to it.
     """
     try:
         caches = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
@@ -105,31 +101,10 @@ def keep_compiled_programs() -> None:
         cache.mkdir(parents=True, exist_ok=True)
     except (OSError, RuntimeError):  # RuntimeError: `Path.home` finds no home directory
         return
-    _evict_least_recently_used(cache.parent, CACHE_LIMIT_BYTES)
     if os.access(cache, os.W_OK):
         os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(cache))
         os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
         os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
-
-
-def _evict_least_recently_used(caches: Path, limit_bytes: int) -> None:
-    """Deletes the least recently used compiled programs, of any kind of processor, until the rest fits.
-
-    JAX's own limit (jax_compilation_cache_max_size) is not used: a process killed between its two files of a program
-    would make every later write fail.
-    """
-    programs = []
-    for path in caches.glob("xla-*/*-cache"):
-        with contextlib.suppress(OSError):  # deleted by another process
-            status = path.stat()
-            programs.append((max(status.st_atime, status.st_mtime), status.st_size, path))
-    total_bytes = sum(size for _, size, _ in programs)
-    for _, size, path in sorted(programs):
-        if total_bytes <= limit_bytes:
-            return
-        with contextlib.suppress(OSError):
-            path.unlink()
-        total_bytes -= size
 
 
 def _processor_kind() -> str:

@@ -22,7 +22,7 @@ import numpy as np
 from apex_jax.agent.algorithm import Algorithm, Params
 from apex_jax.agent.registry import make_algorithm, resolved
 from apex_jax.config import Config
-from apex_jax.config.load import RESULT_KEYS, check_trusted, config_of, load_run, parsed_overrides
+from apex_jax.config.load import RESULT_KEYS, check_trusted, config_of, load_run, parse_overrides
 from apex_jax.host.disk import run_of_checkpoint
 from apex_jax.host.errors import RunError, first_line, short_repr
 from apex_jax.host.machine import usable_memory_bytes
@@ -49,7 +49,7 @@ def load_policy(
     Raises RunError or UsageError, with a message of one line, if there is no such run or checkpoint, or if its
     configuration cannot be read.
     """
-    given = parsed_overrides(code, "")
+    given = parse_overrides(code, "")
     exported = Path(run, params_file.FILE_NAME)
     if exported.is_file():
         return _exported_policy(exported, updates, exploration, given)
@@ -92,7 +92,7 @@ def _exported_policy(path: Path, updates: int | None, exploration: float, code: 
     check_trusted(config, path.parent, code, ("algorithm.", "network."))
     with _read_as_exported(path):
         algorithm = make_algorithm(config, environment_spec.spec)
-        like = algorithm.acting_params(_shapes_of(algorithm))
+        like = algorithm.acting_params(_shapes_of(algorithm, path))
     if updates not in (None, made):
         raise RunError(f"{path} has the parameters of {made} updates, not of {updates}; leave `updates` out")
     return Policy(algorithm, jax.device_put(params_file.load_params(path, like)), environment_spec, made, exploration)
@@ -115,7 +115,7 @@ def restore_params(
     `config`: as `agent.registry.resolved` returns it; `run`: may also be the folder of the best evaluation, see
     `apex_jax.run.best`. Raises CheckpointError, see `Checkpointer.restore_newest`.
     """
-    state = _shapes_of(algorithm)
+    state = _shapes_of(algorithm, run)
     architecture = architecture_of(algorithm.acting_params(state))
     if is_best(run):
         best, body = read_best(run, architecture)
@@ -134,12 +134,13 @@ def restore_params(
     return jax.device_put(algorithm.acting_params(type(state)(*saved))), progress
 
 
-def _shapes_of(algorithm: Algorithm) -> Any:
-    """Returns the shapes and dtypes of an algorithm's state. Raises RunError if they need more memory than there is."""
+def _shapes_of(algorithm: Algorithm, run: str | os.PathLike[str]) -> Any:
+    """Returns the shapes and dtypes of the state of a run's algorithm. Raises RunError if it does not fit in memory."""
     state = jax.eval_shape(algorithm.init, jax.random.key(0))
     size = sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(state))
     if size > usable_memory_bytes():
-        raise RunError(f"its network and optimizer have {size >> 30:,} GiB, more than the memory of this machine")
+        what = f"the network and the optimizer of {os.fspath(run)} have {size >> 30:,} GiB"
+        raise RunError(f"{what}, more than the memory of this machine")
     return state
 
 
@@ -209,29 +210,27 @@ class Policy:
             frames = self._frames(self.environment_spec.image, np.asarray(observation))
         else:
             frames = self._vectors(observation) if self.environment_spec.parts else np.asarray(observation)
-        if spec.frame_dtype == "uint8" and frames.dtype != np.uint8:
-            raise ValueError(self._expected(f"an observation of {frames.dtype}"))
-        if frames.dtype.kind not in "biuf":
-            raise ValueError(self._expected(f"an observation of {frames.dtype}"))
+        if frames.dtype.kind not in "biuf" or (spec.frame_dtype == "uint8" and frames.dtype != np.uint8):
+            raise ValueError(self._mismatch(f"an observation of {frames.dtype}"))
         frames = frames.astype(spec.frame_dtype, copy=False)
         is_vector = spec.frame_dtype == "float32" and spec.frame_stack == 1
         if is_vector and frames.shape[-1:] != spec.frame_shape and frames.size == spec.frame_shape[0]:
             frames = frames.reshape(spec.frame_shape)  # a matrix or a number, such as those of Catch and Taxi
         if frames.shape == spec.frame_shape != item:
-            frames = self._stacked(frames)
+            frames = self._push_frame(frames)
         is_batch = frames.ndim == len(item) + 1
         if frames.shape[int(is_batch) :] != item:
-            raise ValueError(self._expected(f"an observation of shape {frames.shape}"))
+            raise ValueError(self._mismatch(f"an observation of shape {frames.shape}"))
         return frames.reshape(-1, *stack), is_batch
 
     def _frames(self, image: ImageSpec, images: np.ndarray) -> np.ndarray:
         """Returns images [..., *image.shape] as frames [..., *O]."""
         is_other = images.dtype.kind not in "biuf" or (image.dtype == "uint8" and images.dtype != np.uint8)
         if is_other or images.shape[-len(image.shape) :] != image.shape:
-            raise ValueError(self._expected(f"an observation of {images.dtype} {images.shape}"))
+            raise ValueError(self._mismatch(f"an observation of {images.dtype} {images.shape}"))
         return image.frames(images)
 
-    def _stacked(self, frame: np.ndarray) -> np.ndarray:
+    def _push_frame(self, frame: np.ndarray) -> np.ndarray:
         """Returns the stack that ends with this frame; that of the first frame of an episode repeats it."""
         if self._stack is None:
             self._stack = np.repeat(frame[None], self.environment_spec.spec.frame_stack, axis=0)
@@ -247,32 +246,32 @@ class Policy:
             return np.asarray(observation)
         found = [_value_at(observation, part.path) for part in parts]
         if missing := [part.name for part, value in zip(parts, found, strict=True) if value is None]:
-            raise ValueError(self._expected(f"an observation without {', '.join(missing)}"))
+            raise ValueError(self._mismatch(f"an observation without {', '.join(missing)}"))
         arrays = [np.asarray(value) for value in found]
         batch = arrays[0].shape[: arrays[0].ndim - len(parts[0].shape)]  # () or (N,)
         for part, array in zip(parts, arrays, strict=True):
             if array.dtype.kind not in ("iu" if part.counts else "biuf"):
-                raise ValueError(self._expected(f"an observation of {_named(part, array.dtype)}"))
+                raise ValueError(self._mismatch(f"an observation of {_with_name(part, array.dtype)}"))
             if array.shape != batch + part.shape or len(batch) > 1:
                 shapes = (f"{part.name or 'shape'} {array.shape}" for part, array in zip(parts, arrays, strict=True))
-                raise ValueError(self._expected(f"an observation of {', '.join(shapes)}"))
-        return np.concatenate([self._encoded(*each, batch) for each in zip(parts, arrays, strict=True)], axis=-1)
+                raise ValueError(self._mismatch(f"an observation of {', '.join(shapes)}"))
+        return np.concatenate([self._encode(*each, batch) for each in zip(parts, arrays, strict=True)], axis=-1)
 
-    def _encoded(self, part: Part, array: np.ndarray, batch: tuple[int, ...]) -> np.ndarray:
+    def _encode(self, part: Part, array: np.ndarray, batch: tuple[int, ...]) -> np.ndarray:
         """Returns a part as float32[..., D], as `gymnasium.spaces.flatten` encodes it."""
         rows = array.reshape(*batch, -1)
         if not part.counts:
             return rows.astype(np.float32)
         values, counts = rows.astype(np.int64) - np.array(part.starts), np.array(part.counts)
         if not ((values >= 0) & (values < counts)).all():
-            raise ValueError(self._expected(f"an observation of {_named(part, short_repr(array.tolist()))}"))
+            raise ValueError(self._mismatch(f"an observation of {_with_name(part, short_repr(array.tolist()))}"))
         places = counts.cumsum() - counts + values
         return (places[..., None] == np.arange(counts.sum())).any(axis=-2).astype(np.float32)
 
-    def _expected(self, found: str) -> str:
+    def _mismatch(self, found: str) -> str:
         spec, parts = self.environment_spec.spec, self.environment_spec.parts
         if parts:
-            return f"{found}; expected {', '.join(map(_described, parts))}, or a batch of them (N, ...)"
+            return f"{found}; expected {', '.join(map(_describe, parts))}, or a batch of them (N, ...)"
         image = self.environment_spec.image
         dtype, one = (spec.frame_dtype, spec.frame_shape) if image is None else (image.dtype, image.shape)
         item = one if spec.frame_stack == 1 else (spec.frame_stack, *one)
@@ -303,13 +302,13 @@ def _value_at(observation: Observation, path: tuple[str | int, ...]) -> Any:
     return observation
 
 
-def _named(part: Part, value: Any) -> str:
+def _with_name(part: Part, value: Any) -> str:
     return f"{part.name} {value}".lstrip()
 
 
-def _described(part: Part) -> str:
+def _describe(part: Part) -> str:
     """Returns a part as a message names it, such as `arm/0 (3,)`."""
     values = {f"{start} to {start + count - 1}" for start, count in zip(part.starts, part.counts, strict=True)}
     if values:
-        return _named(part, f"{part.shape} of whole numbers {', '.join(sorted(values))}")
-    return _named(part, part.shape) if part.path else f"float32 {part.shape}"
+        return _with_name(part, f"{part.shape} of whole numbers {', '.join(sorted(values))}")
+    return _with_name(part, part.shape) if part.path else f"float32 {part.shape}"

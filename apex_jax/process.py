@@ -132,7 +132,7 @@ def check_hosts(role: str, config: Config) -> None:
 
 
 @contextlib.contextmanager
-def name_of_its_own(run_directory: str, name: str) -> Iterator[None]:
+def lock_name(run_directory: str, name: str) -> Iterator[None]:
     """Locks the name of this process in its run directory; raises RunError if another process there has locked it.
 
     Two processes with one name would write to the same metrics. The lock is released even if the process is killed.

@@ -22,7 +22,7 @@ from apex_jax.config.load import (
     heading,
     load_run_to_play,
     load_with,
-    parsed_override,
+    parse_override,
     settings_of,
     yaml_text,
 )
@@ -56,7 +56,7 @@ def parse(argv: Sequence[str]) -> Command:
         raise UsageError(
             f"--name {options.name!r}: names a log file; use 1 to 64 letters, digits and _ . -, no . or - first"
         )
-    given = _parsed_once(rest, options.role)
+    given = _parse_overrides_once(rest, options.role)
     checkpoint = given.get("evaluator.checkpoint")
     if checkpoint and options.role == "evaluator" and options.config is None:
         config = load_run_to_play(_run_of(checkpoint), given)
@@ -110,12 +110,12 @@ def _check_series(config: Config, seeds: tuple[int, ...]) -> None:
         raise UsageError(f"{short_repr(text)}: the first run would never end; set total_updates, or another limit")
 
 
-def _parsed_once(texts: Sequence[str], group: str) -> dict[str, Any]:
+def _parse_overrides_once(texts: Sequence[str], group: str) -> dict[str, Any]:
     """Returns the values of the settings by key. Raises UsageError if a key has two: one of them would be ignored."""
     values: dict[str, Any] = {}
     text_of: dict[str, str] = {}
     for text in texts:
-        for name, value in parsed_override(text, group).items():
+        for name, value in parse_override(text, group).items():
             if name in values:
                 raise UsageError(f"{name} is given twice, {short_repr(text_of[name])} and {short_repr(text)}; keep one")
             values[name], text_of[name] = value, text

@@ -118,7 +118,7 @@ def load(path: Path | str | None, overrides: Sequence[str] = (), group: str = ""
     A file may contain a key once; of several overrides of a key the last one counts, and the prefix `group` may be
     omitted. Nothing is evaluated. Raises UsageError.
     """
-    return load_with(path, parsed_overrides(overrides, group))
+    return load_with(path, parse_overrides(overrides, group))
 
 
 def load_with(path: Path | str | None, given: Mapping[str, Any]) -> Config:
@@ -245,15 +245,15 @@ def _read(path: Path, of_run: bool = False) -> dict[str, Any]:
         raise UsageError(f"{where}: {error}") from None
 
 
-def parsed_overrides(texts: Sequence[str], group: str) -> dict[str, Any]:
+def parse_overrides(texts: Sequence[str], group: str) -> dict[str, Any]:
     """Returns the checked values of several `key=value` texts by dotted name; of a key given twice, the last."""
     values: dict[str, Any] = {}
     for text in texts:
-        values |= parsed_override(text, group)
+        values |= parse_override(text, group)
     return values
 
 
-def parsed_override(text: str, group: str) -> dict[str, Any]:
+def parse_override(text: str, group: str) -> dict[str, Any]:
     """Returns the checked value, or the values of a group, of one `key=value`."""
     name, separator, value = text.partition("=")
     if name not in SETTINGS and f"{group}.{name}" in SETTINGS:
@@ -277,7 +277,7 @@ def _value(text: str) -> Any:
 def _plain(text: str, parser: Callable[[str], Any]) -> Any:
     if len(text) > MAX_YAML_LENGTH:
         raise ValueError(f"it is longer than {MAX_YAML_LENGTH} characters")
-    return OmegaConf.to_container(parser(text), resolve=False)  # `${...}` stays text, which `_parsed` rejects
+    return OmegaConf.to_container(parser(text), resolve=False)  # `${...}` stays text, which `_parse_value` rejects
 
 
 def _first_problem(error: Exception) -> str:
@@ -292,10 +292,10 @@ def _values(tree: Mapping[Any, Any]) -> dict[str, Any]:
         if name in values:
             raise UsageError(f"{name} is given twice, the second time as {short_repr(value)}; keep one")
         try:
-            values[name] = _parsed(SETTINGS[name], SETTINGS[name].kind, value)
+            values[name] = _parse_value(SETTINGS[name], SETTINGS[name].kind, value)
         except ValueError as error:
             fix = _fix(SETTINGS[name].kind, value)
-            raise UsageError(f"{name}={_written(value)}: {error}{fix}") from None
+            raise UsageError(f"{name}={_value_text(value)}: {error}{fix}") from None
     return values
 
 
@@ -316,7 +316,7 @@ def _flatten(tree: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, A
             raise UsageError(f"{name}={short_repr(value)}: is a group of keys, not one; set its keys, such as {first}")
 
 
-def _written(value: Any) -> str:
+def _value_text(value: Any) -> str:
     """Returns a rejected value as YAML, so that null, an empty text and a quoted number look different."""
     if value is None or value == "" or _is_quoted(value):
         return short_repr(json.dumps(value, ensure_ascii=False))
@@ -337,7 +337,7 @@ def _is_quoted(value: Any) -> bool:
         return False
 
 
-def _parsed(setting: Setting, kind: Any, value: Any) -> Any:
+def _parse_value(setting: Setting, kind: Any, value: Any) -> Any:
     """Returns the value as `kind`. Raises ValueError with the allowed values."""
     if isinstance(value, str) and "${" in value:
         raise ValueError("nothing is looked up or evaluated; write the value itself in place of ${...}")
@@ -349,20 +349,20 @@ def _parsed(setting: Setting, kind: Any, value: Any) -> Any:
             raise ValueError("must be true or false")
         return value
     if kind is str:
-        return _parsed_text(setting, value)
+        return _parse_text(setting, value)
     if kind is JsonObject:
-        return _parsed_object(value)
+        return _parse_object(value)
     if kind in (int, float):
-        return _parsed_number(setting, kind, value)
+        return _parse_number(setting, kind, value)
     if isinstance(value, str) and setting.name.startswith("addresses."):
         value = [value]  # a list of one entry
     if not isinstance(value, list):
         items = "names" if get_args(kind)[0] is str else f"whole numbers, {setting.allowed}"
         raise ValueError(f"must be a list of {items}, such as {yaml_text(setting.default)}")
-    return tuple(_parsed(setting, get_args(kind)[0], item) for item in value)
+    return tuple(_parse_value(setting, get_args(kind)[0], item) for item in value)
 
 
-def _parsed_text(setting: Setting, value: Any) -> str:
+def _parse_text(setting: Setting, value: Any) -> str:
     text = "" if value is None else value
     if not isinstance(text, str):
         hint = f"""in a file "{short_repr(value)}", on the command line {setting.name}='"{short_repr(value)}"'"""
@@ -374,7 +374,7 @@ def _parsed_text(setting: Setting, value: Any) -> str:
     return text
 
 
-def _parsed_object(value: Any) -> JsonObject:
+def _parse_object(value: Any) -> JsonObject:
     """Returns a mapping as text without blanks, which a compatibility key can hold; takes that text, too."""
     with contextlib.suppress(ValueError):
         value = json.loads(value) if isinstance(value, str) else value
@@ -386,7 +386,7 @@ def _parsed_object(value: Any) -> JsonObject:
     return JsonObject(text.replace(" ", "\\u0020"))
 
 
-def _parsed_number(setting: Setting, kind: type, value: Any) -> int | float:
+def _parse_number(setting: Setting, kind: type, value: Any) -> int | float:
     low, high = setting.key.low, setting.key.high
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     is_finite = is_number and (isinstance(value, int) or math.isfinite(value))

@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
-from apex_jax.config.load import parsed_overrides
+from apex_jax.config.load import parse_overrides
 from apex_jax.host.argument_parser import Parser
 from apex_jax.host.errors import RunError, UsageError, short_repr
 from apex_jax.host.program import NAME
@@ -39,7 +39,7 @@ def run(arguments: Sequence[str]) -> int:
 
 def _code_of(texts: Sequence[str]) -> dict[str, str]:
     """Returns the settings by key. Raises UsageError for one that names no code."""
-    given = parsed_overrides(texts, "")
+    given = parse_overrides(texts, "")
     if others := given.keys() - set(CODE):
         raise UsageError(f"export: {min(others)} is given; only {', '.join(CODE)} can be; see {NAME} export --help")
     return given

@@ -6,8 +6,9 @@ learner          updates
 learner_metrics  what it writes
 run_counters     its updates, frames and limits
 saver            its checkpoints
-evaluator        evaluates the newest params, or those of a checkpoint
-evaluation       plays its games
+evaluator        evaluates the newest params
+checkpoint_evaluation  evaluates those of a checkpoint
+evaluation       plays the games, and stores their returns
 recording        films one, and draws the run's curves
 role             parts common to these processes: status page, metrics, sockets, copy of the run
 local            all roles on this machine, supervised

@@ -1,10 +1,13 @@
-"""An evaluation: full games of one policy, all in parallel."""
+"""An evaluation: full games of one policy, all in parallel, and what is stored of them."""
 
 from __future__ import annotations
 
 import itertools
+import json
+import logging
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import NamedTuple
 
 import jax
@@ -15,19 +18,28 @@ from apex_jax.config import Config
 from apex_jax.environments.atari_scores import human_normalized_score
 from apex_jax.environments.environment import EpisodeTracker, VectorEnvironment
 from apex_jax.process import ROLE_NUMBERS, process_rng
-from apex_jax.run.evaluations import spread
+from apex_jax.run.evaluations import FILE_NAME, return_text, spread
+from apex_jax.run.metric_files import append_line
 from apex_jax.types import SegmentSpec
+
+_log = logging.getLogger(__name__)
 
 
 class Evaluation(NamedTuple):
     """Result of full games, with raw rewards."""
 
+    config: Config
     returns: np.ndarray  # float64[episodes]
     updates: int  # of the weights
     environment_steps: int  # of the whole run, at those updates
     seconds: float  # that the games took
 
-    def values(self, task: str) -> dict[str, float]:
+    @property
+    def frames(self) -> int:
+        """Emulator frames of the environment steps."""
+        return self.environment_steps * self.config.environment.frame_skip
+
+    def values(self) -> dict[str, float]:
         """Returns the evaluation under the tags of `apex_jax.run.metrics.TAGS`."""
         mean = float(self.returns.mean())
         values: dict[str, float] = {
@@ -37,9 +49,42 @@ class Evaluation(NamedTuple):
             "eval/episodes": len(self.returns),
             "eval/seconds": self.seconds,
             "eval/updates": self.updates,
+            "eval/frames": self.frames,
         }
-        score = human_normalized_score(task, mean)
+        score = human_normalized_score(self.config.environment.task, mean)
         return values if score is None else values | {"eval/human_normalized_score": score}
+
+    def describe(self) -> str:
+        """Returns the evaluation as one line."""
+        task, episodes, values = self.config.environment.task, len(self.returns), self.values()
+        text = (
+            f"{task}: mean return {return_text(values['eval/episodic_return'])},"
+            f" median {return_text(values['eval/episodic_return_median'])},"
+            f" lowest {self.returns.min():g}, highest {self.returns.max():g},"
+            f" standard deviation {return_text(values['eval/episodic_return_standard_deviation'])}"
+            f" over {episodes} game{'s' * (episodes != 1)}"
+        )
+        if (score := values.get("eval/human_normalized_score")) is not None:
+            text += f", human-normalised {score:.0%}"
+        return f"{text}, after {self.updates:,} updates and {self.frames:,} frames"
+
+    def store(self, run_directory: str, exploration: float) -> None:
+        """Appends the returns of all games to the run's evaluations."""
+        line = {
+            "time": time.time(),  # unix seconds
+            "updates": self.updates,
+            "frames": self.frames,
+            "exploration": exploration,
+            "seed": self.config.seed,
+            "seconds": self.seconds,
+            "mean": float(self.returns.mean()),
+            **spread(self.returns),
+            "returns": self.returns.tolist(),
+        }
+        try:
+            append_line(Path(run_directory, FILE_NAME), json.dumps(line).encode() + b"\n")
+        except OSError as error:  # not fatal: the run directory of another user may be read-only
+            _log.warning("the games' returns are not kept: %s", error)
 
 
 class Evaluator:

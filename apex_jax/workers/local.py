@@ -35,7 +35,7 @@ from apex_jax.replay.replay import make_limiter
 from apex_jax.run.checkpoint_files import checkpoint_steps
 from apex_jax.run.provenance import changed_settings, check_resumable, playing_arguments, record_start
 from apex_jax.transport.sockets import LocalLinks
-from apex_jax.workers.recording import COMPLETING_THE_FILM, FILM_EXTRA, check_video, draw_curves
+from apex_jax.workers.recording import FILM_EXTRA, check_video, draw_curves
 from apex_jax.workers.role import checked_spec
 from apex_jax.workers.role_process import RoleProcess
 
@@ -46,10 +46,8 @@ FIRST_DELAY_SECONDS = 1.0  # backoff before a role is restarted; doubled each ti
 MAX_RESTARTS = 5  # consecutive restarts of one role
 STEADY_SECONDS = 120.0  # without a fault, after which a role's restarts are counted from 0 again
 KILL_SECONDS = 4.0  # from SIGTERM to SIGKILL
-KILLED_SECONDS = 2.0  # timeout for killed processes to end; one blocked on the disk may never end
 SAVE_SECONDS = 35.0  # from SIGTERM to SIGKILL, for roles that save their state; the learner gives up after 30
-LAST_EVALUATION_SECONDS = 1800.0  # after the end of the run; the watch detects a hung evaluator much sooner
-FILM_SECONDS = 300.0  # for completing the film, after the last evaluation; a simulator takes 20 to 130
+LAST_EVALUATION_SECONDS = 1800.0  # with its film, after the end of the run; the watch detects a hang much sooner
 
 
 class LocalRun:
@@ -78,7 +76,6 @@ class LocalRun:
         status = addresses.status
         self._watch = RoleWatch({role.name: f"{status}-{role.name}" if status else "" for role in self._roles})
         self._over_seconds: float | None = None  # when the learner ended the run
-        self._film_seconds = 0.0  # when the evaluator was first seen completing the film, 0 = not yet
         self._updates = 0  # of the learner, as last read
         self._view: LiveView | None = None
 
@@ -94,7 +91,7 @@ class LocalRun:
                 while not self._stop.wait(TICK_SECONDS) and not self._is_over():
                     self._stop.beat()
                     self._keep_alive()
-                    progress = self._as_seen_here(reader.read())
+                    progress = self._with_roles(reader.read())
                     self._updates = progress.updates
                     view.update(progress)
                     self._page.update(progress)
@@ -118,18 +115,12 @@ class LocalRun:
     def end_at_once(self) -> str:
         """Kills all processes, after a second signal; returns a description of the lost data.
 
-        Runs in a signal handler that may interrupt `run` anywhere, so it calls `os.waitpid`, not `Popen.wait`.
+        Runs in a signal handler that may interrupt `run` anywhere.
         """
         is_saved = self._role("learner").exit_code() in (0, 128 + signal.SIGTERM)
-        processes = [role.process for role in self._roles if role.process is not None]
-        for process in processes:
-            process.kill()
-        until = time.monotonic() + KILLED_SECONDS
-        for process in processes:
-            with contextlib.suppress(ChildProcessError):
-                while os.waitpid(process.pid, os.WNOHANG) == (0, 0) and time.monotonic() < until:
-                    time.sleep(0.01)
-        self._end_processes_of_environments(self._roles)
+        for process in [role.process for role in self._roles if role.process is not None]:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.pid, signal.SIGKILL)  # with the processes that its environments have started
         with contextlib.suppress(Exception):  # the terminal does not respond, or a write was interrupted
             if self._view is not None:
                 self._view.close()
@@ -149,7 +140,7 @@ class LocalRun:
         role.start([*self._arguments, f"addresses.status={self._watch.address_of(role.name)}"])
         self._watch.started(role.name)
 
-    def _as_seen_here(self, progress: RunProgress) -> RunProgress:
+    def _with_roles(self, progress: RunProgress) -> RunProgress:
         """Adds the supervisor's state (phase and roles) to the progress read from files."""
         if self._over_seconds is not None:  # the stalled progress is then expected
             progress = replace(progress, phase="finishing", warnings=())
@@ -162,22 +153,17 @@ class LocalRun:
             self._over_seconds = time.monotonic()
             if evaluator.exit_code():  # restart it at once: its final evaluation is the result of the run
                 self._restart(evaluator)
-            evaluator.tell_run_is_over()
+            evaluator.send_end_of_run()
         if self._over_seconds is None:
             return False
-        code, now = evaluator.exit_code(), time.monotonic()
-        if self._watch.reports.get(evaluator.name, {}).get("phase") == COMPLETING_THE_FILM:
-            self._film_seconds = self._film_seconds or now
-        what, play = "last evaluation", playing_arguments(self._directory, self._config)
-        since, limit_seconds = self._over_seconds, LAST_EVALUATION_SECONDS
-        if self._film_seconds:
-            what, play = "film of the last evaluation", f"{play} episodes=1 video=FILE"
-            since, limit_seconds = self._film_seconds, FILM_SECONDS
-        if code is None and now - since <= limit_seconds:
+        code, limit = evaluator.exit_code(), LAST_EVALUATION_SECONDS
+        if code is None and time.monotonic() - self._over_seconds <= limit:
             return False
         if code != 0:
-            how = f"failed with exit code {code}" if code else f"took more than {limit_seconds:.0f} s and was ended"
-            _log.warning("the %s %s, see %s; to repeat it: %s %s", what, how, evaluator.log_path, NAME, play)
+            how = f"failed with exit code {code}" if code else f"took more than {limit:.0f} s and was ended"
+            play = playing_arguments(self._directory, self._config)
+            text = "the last evaluation %s, see %s; to repeat it: %s %s"
+            _log.warning(text, how, evaluator.log_path, NAME, play)
         return True
 
     def _keep_alive(self) -> None:
@@ -268,7 +254,7 @@ class LocalRun:
 
 
 @contextlib.contextmanager
-def locked(directory: Path) -> Iterator[None]:
+def run_lock(directory: Path) -> Iterator[None]:
     """Locks the run directory. Raises RunError if another run holds the lock, or if it cannot be written."""
     try:
         directory.mkdir(parents=True, exist_ok=True)
@@ -315,7 +301,7 @@ def run(config: Config, name: str, stop: StopSignal) -> int:
         )
     links = LocalLinks()
     try:
-        with locked(Path(config.directory)), StatusPage(config, "local", name, stop) as page:
+        with run_lock(Path(config.directory)), StatusPage(config, "local", name, stop) as page:
             if config.storage.url:  # before the roles do: metrics fetched later would look like new ones
                 fetch_missing(config, ["learner", *map(server_name, range(config.replay.servers))], stop)
                 check_resumable(config)  # the fetched run

@@ -20,6 +20,7 @@ from apex_jax.environments.reference_simulator import ReferenceSimulator
 from apex_jax.host.errors import RunError, UsageError, short_repr
 from apex_jax.plotting.video import video_paths, video_writer
 from apex_jax.process import StopSignal
+from apex_jax.run.evaluations import return_text
 
 _log = logging.getLogger(__name__)
 
@@ -27,7 +28,6 @@ EMULATOR_FRAMES_PER_SECOND = 60
 CLASSIC_FRAMES_PER_SECOND = 30  # of Gymnasium's classic control tasks, at which they are commonly shown
 LONGEST_STAGED_STEPS = 1000  # that of DM control's and Gym's tasks, but for LQR, which has no limit
 FILM_EXTRA = "pip install 'apex-jax[film]' (in a checkout: -r requirements-film.txt), apt install libegl1 libgl1"
-COMPLETING_THE_FILM = "completing the film"  # phase in an evaluator's report, after its last evaluation
 VIDEO_ERRORS = (OSError, UsageError, av.FFmpegError)
 
 
@@ -64,17 +64,82 @@ def frames_per_second(config: Config) -> Fraction:
     return Fraction(CLASSIC_FRAMES_PER_SECOND)
 
 
-def film_in_simulator(
-    config: Config, algorithm: Algorithm, params: Params, path: str, stop: StopSignal
-) -> tuple[float, list[Path]]:
-    """Films an episode in the task's own simulator, which no training has seen; returns its return and the files.
+class Film:
+    """The video of a game, written while the game is played. A video error ends the film, not the game."""
 
-    The policy acts as in evaluations. Raises RunError if the episode cannot be played, shown or written, or is stopped.
+    def __init__(self, path: str, frames_per_second: Fraction):
+        """`path`: see `video_writer`; the files are created when the first screen is added."""
+        self.frames_per_second = frames_per_second
+        self.path = path
+        self.paths: list[Path] = []  # of the finished film
+        self.error: Exception | None = None
+        self._writer = contextlib.ExitStack()
+        self._encode: Callable[[np.ndarray], None] | None = None
+
+    def __enter__(self) -> Film:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Ends the writer of an unfinished film with an error, so that a fragment does not replace a complete video."""
+        with contextlib.suppress(_UnfinishedError, *VIDEO_ERRORS), self._writer:
+            raise _UnfinishedError
+
+    def add(self, screen: np.ndarray | None) -> None:
+        """Appends a screen, uint8[height, width, 3]; ignores None, from a game without a screen."""
+        if screen is None or self.error is not None:
+            return
+        try:
+            if self._encode is None:
+                self._encode = self._writer.enter_context(video_writer(self.path, self.frames_per_second))
+            self._encode(screen)
+        except VIDEO_ERRORS as error:
+            self.error = error
+
+    def finish(self) -> None:
+        """Completes the files and sets `paths`, which stays empty after an error, or if no screen was added."""
+        if self._encode is None or self.error is not None:
+            return
+        try:
+            self._writer.close()
+            self.paths = video_paths(self.path)
+        except VIDEO_ERRORS as error:
+            self.error = error
+
+
+class _UnfinishedError(Exception):
+    pass
+
+
+def complete_film(
+    film: Film, config: Config, algorithm: Algorithm, params: Params, game_return: float, stop: StopSignal
+) -> float:
+    """Completes the film of an evaluation's first game, whose return is given; returns the return of the filmed game.
+
+    For a task with a reference simulator, first plays an episode there and films it, because EnvPool shows no screen.
+    Raises RunError if there is no film.
+    """
+    what = "the first of these games"
+    if has_reference_simulator(config):
+        what, game_return = "an episode in the task's own simulator", _play(film, config, algorithm, params, stop)
+    film.finish()
+    if film.error is not None:
+        raise RunError(f"{short_repr(film.path)} is not written: {film.error}")
+    if not film.paths:
+        raise RunError(f"{config.environment.task} has no screen")
+    files = " and ".join(map(str, film.paths))
+    _log.info("recorded %s, with a return of %s: %s", what, return_text(game_return), files)
+    return game_return
+
+
+def _play(film: Film, config: Config, algorithm: Algorithm, params: Params, stop: StopSignal) -> float:
+    """Films an episode in the task's own simulator, in which the policy acts as in evaluations; returns its return.
+
+    Raises RunError if the episode cannot be played or shown, or is stopped.
     """
     exploration = np.full(1, algorithm.evaluation_exploration, np.float32)
     key, steps, ended, episode_return = jax.random.key(config.seed), 0, False, 0.0
-    simulator = ReferenceSimulator(config.environment.task, config.seed)
-    with simulator as played, Film(path, played.frames_per_second) as film:
+    with ReferenceSimulator(config.environment.task, config.seed) as played:
+        film.frames_per_second = played.frames_per_second
         film.add(played.frame)
         while not ended and steps < LONGEST_STAGED_STEPS:
             stop.beat()
@@ -84,61 +149,4 @@ def film_in_simulator(
             _, reward, ended = played.step(np.asarray(output.action)[0])
             film.add(played.frame)
             episode_return, steps = episode_return + reward, steps + 1
-        film.finish()
-    if film.error is not None:
-        raise RunError(f"evaluator.video={short_repr(path)}: {film.error}")
-    return episode_return, film.paths
-
-
-class Film:
-    """The video of a game, written while the game is played. A video error ends the film, not the game."""
-
-    def __init__(self, path: str, frames_per_second: Fraction):
-        """`path`: see `video_writer`; it is created when the first screen is added."""
-        self.error: Exception | None = None
-        self.paths: list[Path] = []  # of the finished film
-        self._path = path
-        self._frames_per_second = frames_per_second
-        self._writer = contextlib.ExitStack()
-        self._encode: Callable[[np.ndarray], None] | None = None
-
-    def __enter__(self) -> Film:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Deletes the files of an unfinished film."""
-        if self._encode is not None:
-            self._abandon()
-
-    def add(self, screen: np.ndarray | None) -> None:
-        """Appends a screen, uint8[height, width, 3]; ignores None, from a game without a screen."""
-        if screen is None or self.error is not None:
-            return
-        try:
-            if self._encode is None:
-                self._encode = self._writer.enter_context(video_writer(self._path, self._frames_per_second))
-            self._encode(screen)
-        except VIDEO_ERRORS as error:
-            self.error = error
-            self._abandon()
-
-    def finish(self) -> None:
-        """Completes the files and sets `paths`, which stays empty if no screen was added."""
-        if self._encode is None:
-            return
-        self._encode = None
-        try:
-            self._writer.close()
-            self.paths = video_paths(self._path)
-        except VIDEO_ERRORS as error:
-            self.error = error
-
-    def _abandon(self) -> None:
-        """Ends the writer with an error, so that a fragment does not replace a complete video."""
-        self._encode = None
-        with contextlib.suppress(_AbandonedError, *VIDEO_ERRORS), self._writer:
-            raise _AbandonedError
-
-
-class _AbandonedError(Exception):
-    pass
+    return episode_return

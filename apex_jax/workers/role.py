@@ -13,7 +13,7 @@ from apex_jax.config import Config, server_name
 from apex_jax.environments.environment import segment_spec
 from apex_jax.operations.status_page import StatusPage
 from apex_jax.operations.storage_copy import StorageCopy
-from apex_jax.process import StopSignal, name_of_its_own
+from apex_jax.process import StopSignal, lock_name
 from apex_jax.run.identity import RunIdentity
 from apex_jax.run.loggers import Logger, make_loggers
 from apex_jax.run.metrics import MetricsWriter, is_tag, resident_memory_bytes
@@ -92,7 +92,7 @@ def open_role(config: Config, role: Role, name: str, stop: StopSignal) -> Iterat
     """
     with contextlib.ExitStack() as opened:
         if role == "actor" or role == "evaluator":  # the other roles lock their files
-            opened.enter_context(name_of_its_own(config.directory, name))
+            opened.enter_context(lock_name(config.directory, name))
         page = opened.enter_context(StatusPage(config, role, name, stop))
         storage = None
         if role == "learner" or role == "replay":

@@ -71,7 +71,7 @@ class RoleProcess:
         except OSError:  # a user may delete logs
             return []
 
-    def tell_run_is_over(self) -> None:
+    def send_end_of_run(self) -> None:
         """Writes a line to the role's stdin, see `StopSignal.run_is_over`."""
         assert self.process is not None
         assert self.process.stdin is not None

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import signal
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from apex_jax.run.checkpoint import Checkpointer, CheckpointError, Progress
-from tests.rigs.fleet import Fleet
-from tests.rigs.learner_runs import bits, error_lines, files, save_checkpoint
-from tests.rigs.processes import ROOT, Programs, catch, checkpoints, free_tcp_addresses, values
+from tests.rigs.learner_runs import bits
+from tests.rigs.processes import ROOT, Programs, catch, values
 
 pytestmark = pytest.mark.timeout(480)
 
@@ -69,78 +64,7 @@ def test_fault_10_no_flipped_or_missing_byte_causes_a_wrong_restore(small: Path,
     assert refused > 0.99 * tried, "all but flips within the checksums' own file that change none of them"
 
 
-def test_fault_10_when_all_are_damaged_the_learner_ends_with_one_line(programs: Programs, tmp_path: Path) -> None:
-    save_checkpoint(tmp_path)
-    for path in (tmp_path / "checkpoints" / "1").rglob("*"):
-        if path.is_file():
-            path.write_bytes(b"")
-    learner = programs.start("--role", "learner", *catch(tmp_path, *free_tcp_addresses()))
-    assert learner.exit_code() == 1
-    [error] = error_lines(learner)
-    assert "can be read; move it away to start afresh" in error
-    assert "Traceback" not in learner.stderr
-    assert "Event loop" not in learner.stderr
-
-
-def test_fault_11_checkpoint_of_another_game_is_refused_and_unchanged(programs: Programs, tmp_path: Path) -> None:
-    save_checkpoint(tmp_path)
-    before = files(tmp_path / "checkpoints")
-    learner = programs.start(
-        "--role", "learner", *catch(tmp_path, *free_tcp_addresses(), "environment.task=CartPole-v1")
-    )
-    assert learner.exit_code() == 1
-    [error] = error_lines(learner)
-    assert "checkpoints/1 has a different" in error
-    assert "Traceback" not in learner.stderr
-    assert files(tmp_path / "checkpoints") == before
-    assert not (tmp_path / "config.yaml").exists(), "that of the run is not replaced by one that was refused"
-
-
 # Disks ------------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A run directory whose checkpoints are on a small disk."""
-    place = tmp_path / "run" / "checkpoints"
-    place.mkdir(parents=True)
-    command = ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(place)]
-    with suppress(OSError):
-        if subprocess.run(command, capture_output=True, check=False).returncode == 0:
-            yield place
-            while os.path.ismount(place):
-                subprocess.run(["umount", "-l", str(place)], check=True)
-            return
-    pytest.skip("needs the right to mount")
-
-
-@pytest.mark.slow
-def test_fault_12_training_goes_on_with_a_full_or_a_read_only_disk_until_there_is_room(
-    programs: Programs, tmp_path: Path, small_disk: Path
-) -> None:
-    fleet = Fleet(programs, tmp_path / "run", "network.hidden_units=1024", "learner.checkpoint_interval_seconds=1")
-    learner = fleet.start("replay", "actor-0", "learner")
-
-    def failed() -> float:
-        return fleet.newest("learner", "learner/failed_checkpoints", 0.0)
-
-    learner.wait_until(lambda: failed() >= 2)
-    assert checkpoints(fleet.directory) == []
-    known = fleet.updates()
-    learner.wait_until(lambda: fleet.updates() > known)
-    subprocess.run(["mount", "-o", "remount,size=64m", str(small_disk)], check=True)
-    learner.wait_until(lambda: checkpoints(fleet.directory))
-    assert "checkpoints are saved again" in learner.stderr
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "ro", "tmpfs", str(small_disk)], check=True)  # before the other
-    before, known = failed(), fleet.updates()
-    learner.wait_until(lambda: failed() > before and fleet.updates() > known)
-    subprocess.run(["umount", str(small_disk)], check=True)
-    held = checkpoints(fleet.directory)
-    learner.wait_until(lambda: checkpoints(fleet.directory)[-1] > held[-1])
-    learner.send(signal.SIGTERM)
-    assert learner.exit_code(30) == 143
-    assert "Traceback" not in learner.stderr
-    assert not list(small_disk.glob(".saving*"))
 
 
 LIMITED = """
@@ -160,6 +84,7 @@ checkpointer.close()
 """
 
 
+@pytest.mark.long
 def test_fault_12_a_file_that_may_not_grow_leaves_no_half_checkpoint(tmp_path: Path) -> None:
     command = [sys.executable, "-c", LIMITED, str(ROOT), str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)

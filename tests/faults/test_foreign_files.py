@@ -17,7 +17,7 @@ from apex_jax.run.checkpoint import Checkpointer, CheckpointError
 from apex_jax.run.metric_files import MetricsFollower, append_line, read_metrics
 from apex_jax.run.provenance import read_starts
 from apex_jax.types import ActionSpec, SegmentSpec
-from apex_jax.workers.local import locked
+from apex_jax.workers.local import run_lock
 
 SPEC = SegmentSpec(
     frame_shape=(5,), frame_dtype="float32", frame_stack=2, slots=16, n_step=3, action=ActionSpec.discrete(3)
@@ -39,7 +39,7 @@ def header() -> FileHeader:
 
 
 def lock_run(directory: Path) -> None:
-    with locked(directory):
+    with run_lock(directory):
         pass
 
 

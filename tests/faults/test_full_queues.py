@@ -14,6 +14,7 @@ import zmq
 from apex_jax.transport import sockets
 from tests.rigs.processes import ROOT
 
+pytestmark = pytest.mark.long
 READER_IS_BUSY = "time.sleep(4)\nprint('alive')\n"  # longer than the interval of usual heartbeats
 
 SERVER = """
@@ -56,10 +57,7 @@ learner.close(linger=0)
 """
 
 
-@pytest.mark.parametrize("script", [
-    pytest.param(SERVER, id="a_peer_of_a_busy_server"),
-    pytest.param(CLIENT_OF_WEIGHTS, id="the_learner_of_a_busy_actor", marks=pytest.mark.long),
-])  # fmt: skip
+@pytest.mark.parametrize("script", [SERVER, CLIENT_OF_WEIGHTS], ids=["busy_server", "busy_client_of_weights"])
 def test_fault_33_reset_with_a_full_queue_ends_no_process(script: str) -> None:
     command = [sys.executable, "-c", script + READER_IS_BUSY]
     result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100)

@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 
 import jax
@@ -17,14 +16,12 @@ import zmq
 
 from apex_jax.config import AddressConfig
 from apex_jax.environments.environment import segment_spec
-from apex_jax.links.weights_client import Weights, WeightsClient
-from apex_jax.process import SAME_REQUEST_SECONDS
 from apex_jax.run.checkpoint import Checkpointer
 from apex_jax.transport.sockets import LocalLinks
 from apex_jax.workers.learner import open_learner
 from apex_jax.workers.role import RoleContext
 from tests.rigs.fleet import Fleet
-from tests.rigs.learner_runs import bits, config_of, error_lines, fresh_state, restored, save_checkpoint
+from tests.rigs.learner_runs import bits, config_of, error_lines, restored, save_checkpoint
 from tests.rigs.processes import ROOT, Program, Programs, catch, checkpoints, free_tcp_addresses, values, wait_until
 
 pytestmark = pytest.mark.timeout(480)
@@ -61,41 +58,6 @@ def fleet(programs: Programs, tmp_path: Path) -> Fleet:
 
 
 @pytest.mark.slow
-def test_fault_06_a_killed_learner_resumes_and_neither_updates_nor_weights_go_back(fleet: Fleet) -> None:
-    context, config = zmq.Context(), config_of(fleet.directory)
-    params, key = fresh_state(config).online_params, config.weights_compatibility_key
-    client = WeightsClient(context, fleet.addresses["weights"][0], params, key)
-
-    def newest_weights() -> Weights | None:
-        client.fetch_after(client.newest)
-        return client.newest
-
-    try:
-        fleet.start("learner").wait_until(lambda: newest_weights() and any(checkpoints(fleet.directory)))
-        fleet.end("learner")
-        before, lines = newest_weights(), fleet.lines("learner")
-        fleet.running["replay"].send(signal.SIGSTOP)  # nothing can be learned before the weights have been compared
-        held, found = checkpoints(fleet.directory)[-1], restored(fleet.directory)
-        assert before is not None
-        assert found is not None
-        second = fleet.start("learner")
-        second.wait_until(lambda: (now := newest_weights()) and now.learner_peer_id != before.learner_peer_id)
-        after = newest_weights()
-        assert after is not None
-        assert after.version > before.version
-        assert after.updates == held, "the weights are those of the checkpoint"
-        assert bits(after.params) == bits(found[0].online_params)
-        fleet.running["replay"].send(signal.SIGCONT)
-        second.wait_until(lambda: fleet.lines("learner") > lines and fleet.updates() > held)
-        updates = values(fleet.directory, "learner", "learner/updates")[lines:]
-        assert min(updates) >= held
-        assert updates == sorted(updates)
-    finally:
-        client.close()
-        context.term()
-
-
-@pytest.mark.slow
 def test_fault_07_sigterm_saves_what_was_learned_and_exits_143(programs: Programs, tmp_path: Path) -> None:
     fleet = Fleet(programs, tmp_path / "run", "learner.checkpoint_interval_seconds=1000000")
     learner = fleet.start("replay", "actor-0", "learner")
@@ -109,41 +71,6 @@ def test_fault_07_sigterm_saves_what_was_learned_and_exits_143(programs: Program
     assert found is not None
     assert found[1].updates == int(found[0].updates) == saved >= known
     assert fleet.with_traceback() == []
-
-
-HANGS = """
-import time
-from apex_jax.run import checkpoint
-from apex_jax.workers.run_counters import RunCounters
-def hang(step):
-    print("saving", flush=True)
-    time.sleep(600)
-checkpoint.write_checksums = hang
-def learn(counters, best_return):
-    counters.updates = 2
-    print("learning", flush=True)
-RunCounters.limit_reached = learn
-"""
-
-
-def test_fault_08_a_second_signal_during_the_save_ends_it_and_the_last_checkpoint_is_kept(
-    programs: Programs, tmp_path: Path
-) -> None:
-    state, progress = save_checkpoint(tmp_path)
-    learner = programs.start("--role", "learner", *catch(tmp_path, *free_tcp_addresses()), lines=HANGS)
-    learner.wait_until(lambda: "learning" in learner.stdout)
-    learner.send(signal.SIGTERM)
-    learner.wait_until(lambda: "saving" in learner.stdout)
-    time.sleep(SAME_REQUEST_SECONDS)  # sooner, it would be the first once more
-    learner.send(signal.SIGTERM)
-    assert learner.exit_code(30) == 143
-    found = restored(tmp_path)
-    assert found is not None
-    assert bits(found[0]) == bits(state)
-    assert found[1] == progress
-    assert [path.name for path in (tmp_path / "checkpoints").glob(".saving*")] == [".saving-2"]
-    Checkpointer(str(tmp_path)).close()
-    assert not list((tmp_path / "checkpoints").glob(".saving*")), "the next start removes what was half saved"
 
 
 SAVES = """
@@ -200,7 +127,7 @@ def halves(directory: Path) -> list[Path]:
     return list((directory / "checkpoints").glob(".saving*"))
 
 
-@pytest.mark.parametrize("kills", [3, pytest.param(40, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kills", [1, pytest.param(40, marks=pytest.mark.slow)])
 @pytest.mark.timeout(600)
 def test_fault_09_kill_during_a_save_leaves_the_previous_checkpoint_and_no_half_one(tmp_path: Path, kills: int) -> None:
     rng = random.Random(kills)

@@ -163,6 +163,7 @@ def test_fault_24_weights_of_the_smallest_beside_the_largest_priority_are_finite
         assert (weights >= 0.0).all()
 
 
+@pytest.mark.long
 def test_fault_25_ten_million_random_updates_leave_no_drift() -> None:
     rng = np.random.default_rng(0)
     tree = SumTree(2**16)

@@ -13,10 +13,8 @@ import pytest
 from apex_jax.config.load import load
 from apex_jax.environments.environment import segment_spec
 from apex_jax.run.metric_files import read_metrics
-from apex_jax.types import PEER_TIMEOUT_SECONDS
 from tests.rigs.fleet import Fleet
 from tests.rigs.processes import Programs, values, wait_until
-from tests.rigs.producer import QUEUE
 from tests.rigs.replay_processes import CATCH, Site, end
 
 CONFIG = load(CATCH)
@@ -91,31 +89,6 @@ def test_fault_04_learner_and_actor_of_a_fleet_wait_for_an_empty_replay_and_go_o
 # An actor that does not come back ---------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
-def test_fault_38_killed_actor_loses_only_its_unsent_transitions(site: Site) -> None:
-    held_back = "replay.samples_per_insert=8"  # and no learner draws: the rate limiter soon lets no more in
-    sent, waiting = (SPEC.max_transitions * segments for segments in (CONFIG.actor.max_outstanding_segments, QUEUE))
-    server, producer = site.server(held_back), site.producer(rate=2_000)
-    server.wait_until(lambda: site.value("replay/size_transitions") >= MINIMUM)
-    producer.settle()
-    server.wait_until(lambda: site.ledger()["in_flight"] == sent + waiting)
-    produced = producer.get("produced")
-    producer.process.kill()
-    server.wait_until(lambda: site.value("replay/actors") == 0, 3 * PEER_TIMEOUT_SECONDS)
-    ledger = site.ledger()
-    assert ledger["produced"] == produced
-    assert (ledger["in_flight"], ledger["lost_with_actor"]) == (sent, waiting), "the server may yet store what it has"
-    end(server, signal.SIGTERM)
-    assert SPEC.max_transitions * len(site.journal()[producer.peer_id]) == produced - sent - waiting
-    lines = len(read_metrics(site.directory / "metrics" / "replay.jsonl"))
-    server = site.server(held_back)
-    server.wait_until(lambda: len(read_metrics(site.directory / "metrics" / "replay.jsonl")) > lines)
-    ledger = site.ledger()
-    assert ledger["produced"] == produced, "as the journal knows"
-    assert ledger["stored"] == produced - sent - waiting
-    assert (ledger["in_flight"], ledger["lost_with_actor"]) == (0, sent + waiting)
-
-
 def assert_once_and_in_order(sequences: list[int]) -> None:
     assert sequences == list(range(1, len(sequences) + 1))
 
@@ -154,35 +127,7 @@ def test_fault_04_dropping_actors_go_on_without_a_replay_and_count(site: Site) -
     assert_once_and_in_order(site.journal()[producer.peer_id])
 
 
-@pytest.mark.slow
-def test_fault_05_killed_replay_has_every_acknowledged_segment_once(site: Site) -> None:
-    roomy = "replay.capacity_transitions=1000000"  # nothing that was stored is overwritten
-    producers = [site.producer(rate=150) for _ in range(2)]
-    acknowledged = [0, 0]
-    for _ in range(3):
-        server = site.server(roomy)
-        for producer in producers:
-            producer.wait_for_more("acknowledged", 2_000)
-        end(server, signal.SIGKILL)
-        known = site.journal()
-        for i, producer in enumerate(producers):
-            sequences = known[producer.peer_id]
-            assert_once_and_in_order(sequences)
-            acknowledged[i] = producer.get("acknowledged")
-            assert len(sequences) * SPEC.max_transitions >= acknowledged[i]
-    server = site.server(roomy)
-    for producer in producers:
-        producer.wait_for_more("acknowledged")  # who leaves cut off can tell nobody what it takes with it
-    server.wait_until(lambda: site.value("replay/actors") == 2)
-    assert [producer.stop() for producer in producers] == [0, 0]
-    server.wait_until(lambda: site.value("replay/actors") == 0)
-    end(server, signal.SIGTERM)
-    ledger = all_accounted_for(site)
-    assert ledger["lost_with_replay"] == 0
-    assert ledger["stored"] == SPEC.max_transitions * sum(map(len, site.journal().values()))
-    assert len({report["actor_number"] for producer in producers for report in producer.reports} - {0}) == 2
-
-
+@pytest.mark.long
 def test_fault_12_full_disk_stops_no_service_and_loses_no_acknowledged_segment(site: Site) -> None:
     server = site.server("replay.snapshot_interval_seconds=1")
     producer = site.producer(rate=100)

@@ -89,7 +89,7 @@ class Served:
         assert self.program.process.poll() is None, self.program.stderr
 
 
-@pytest.fixture(scope="module", params=["plain", "keys"])
+@pytest.fixture(scope="module", params=[pytest.param("plain", marks=pytest.mark.long), "keys"])
 def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     folder = tmp_path_factory.mktemp("served")
     keys.create(folder / "keys")
@@ -245,6 +245,7 @@ def test_fault_29_learner_and_evaluator_with_keys_of_others_get_nothing(
     learner.wait_until(lambda: values(tmp_path / "run", "learner", "replay/dropped_refused_key"))
 
 
+@pytest.mark.long
 def test_fault_29_secret_that_others_can_read_is_wrong_usage(programs: Programs, sound: Path, tmp_path: Path) -> None:
     (sound / "actor.secret").chmod(0o644)
     program = programs.start("--role", "actor", *catch(tmp_path / "run", f"security.keys={sound}"))

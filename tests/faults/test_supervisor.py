@@ -8,7 +8,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
@@ -43,51 +42,6 @@ def goes_on(program: Program, directory: Path) -> None:
 
 
 # EnvPool ----------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-def test_fault_35_an_actor_that_crashes_is_started_again_alone(programs: Programs, tmp_path: Path) -> None:
-    directory = tmp_path / "run"
-    program = started(programs, directory)
-    before = programs.living()
-    os.kill(before["actor-0"], signal.SIGSEGV)
-    program.wait_until(lambda: programs.living().get("actor-0", before["actor-0"]) != before["actor-0"])
-    program.wait_until(lambda: (directory / "logs" / "actor-0.log").read_text().count("acting in ") == 2)
-    goes_on(program, directory)
-    after = programs.living()
-    assert after.pop("actor-0") != before.pop("actor-0")
-    assert after == before
-    assert program.stderr.count("actor-0 ended with exit code -11") == 1
-
-
-CRASHING = """
-import ctypes, sys
-if "actor" in sys.argv:
-    from apex_jax.environments.environment import VectorEnvironment
-    VectorEnvironment.receive = lambda environment: ctypes.string_at(0)
-import main
-sys.exit(main.main())
-"""
-
-
-@pytest.mark.slow  # it waits 31 s in all before it starts the actor again
-@pytest.mark.timeout(450)
-def test_fault_35_actor_that_always_crashes_is_given_up_after_doubling_pauses(
-    programs: Programs, tmp_path: Path
-) -> None:
-    crashing, pauses = tmp_path / "crashing.py", [1, 2, 4, 8, 16]
-    crashing.write_text(CRASHING)
-    command = f"role_process.COMMAND = [sys.executable, {str(crashing)!r}]"
-    lines = f"import sys\nfrom apex_jax.workers import role_process\n{command}"
-    began = time.monotonic()
-    program = programs.start(*catch(tmp_path / "run", ENDLESS), lines=lines, environment={"PYTHONPATH": str(ROOT)})
-    assert program.exit_code(400) == 1
-    assert time.monotonic() - began > sum(pauses)
-    assert programs.living() == {}
-    said = re.findall(r"actor-0 ended with exit code -11: starting it again in (\d+) s", program.stderr)
-    assert list(map(int, said)) == pauses
-    assert "error: actor-0 failed 6 times in a row" in program.stderr
-    assert "Traceback" not in program.stderr
 
 
 @pytest.mark.parametrize(("action", "env_id"), [
@@ -190,6 +144,7 @@ import apex_jax.{module}
 began = time.monotonic()
 atexit.register(lambda: print(time.monotonic() - began))
 """
+TAKEN = ("--role", "replay", "addresses.sampling={taken}")
 MISSPELT = ("environment.task=Pongg-v5",)
 TOO_FEW = ("replay.servers=2", "actor.processes=1")
 
@@ -198,7 +153,7 @@ TOO_FEW = ("replay.servers=2", "actor.processes=1")
     (("--rolle", "actor"), "config.command_line", 2, "did you mean --role"),
     (("actor.environments=-1",), "config.command_line", 2, "actor.environments=-1"),
     (("--role", "actor", "addresses.experience=tcp://no.such.host.invalid:5550"), "process", 1, "no.such.host.invalid"),
-    (("--role", "replay", "addresses.sampling={taken}"), "workers.replay_server", 1, "choose a free address"),
+    pytest.param(TAKEN, "workers.replay_server", 1, "choose a free address", marks=pytest.mark.long),
     pytest.param(MISSPELT, "environments.environment", 2, "did you mean Pong-v5", marks=pytest.mark.long),
     pytest.param(TOO_FEW, "workers.local", 2, "actor.processes=1", marks=pytest.mark.long),
 ], ids=["a_flag", "a_number", "a_host", "a_port", "a_task", "too_few_actors"])  # fmt: skip
@@ -217,9 +172,10 @@ def test_fault_36_impossible_start_fails_within_5_s(
     assert float(program.stdout) < SAID_SECONDS
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("role", "setting", "words"), [
     ("actor", "away_limit_seconds=1", "has been away for"),
-    pytest.param("learner", "storage.url=s4://bucket/x", "s4://bucket/x", marks=pytest.mark.long),
+    ("learner", "storage.url=s4://bucket/x", "s4://bucket/x"),
 ])  # fmt: skip
 def test_fault_36_role_that_can_do_nothing_ends_with_one_line(
     programs: Programs, tmp_path: Path, role: str, setting: str, words: str

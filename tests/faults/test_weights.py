@@ -221,6 +221,7 @@ def test_fault_33_transfer_interrupted_by_a_reset_continues(link: Link, monkeypa
         client.close()
 
 
+@pytest.mark.long
 def test_fault_33_on_slow_lines_weights_are_never_older_than_two_transfers(link: Link) -> None:
     num_bytes, bytes_per_second, seconds = 2**20, 0.5e6, 8.0
     server, transfer_seconds = link.server(params=large_params(0, num_bytes)), num_bytes / bytes_per_second

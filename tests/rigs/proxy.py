@@ -84,11 +84,6 @@ class Proxy:
     def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
         self.close()
 
-    @property
-    def open_connections(self) -> int:
-        """Returns how many clients are connected, lost ones included."""
-        return len(self._connections)
-
     def stop(self, *directions: Direction) -> None:
         """Lets nothing pass, like a partition: connections stay open, and new ones are accepted."""
         self._in_loop(lambda: self.conditions.stopped.update(directions or BOTH))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fnmatch
+import functools
 import importlib
 import importlib.util
 import os
@@ -41,25 +42,26 @@ MADE_BY_USERS = {"deploy/terraform/.terraform.lock.hcl", "deploy/terraform/fleet
 MAKE_TARGETS = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
 
 
-def each(of: Callable[[Page], list[Any]], shown: Callable[[Any], str] = str) -> pytest.MarkDecorator:
-    """Returns a test's parameters: what `of` finds on each page."""
-    found = [pytest.param(page, item, id=f"{page.name}: {shown(item)}") for page in PAGES for item in of(page)]
-    return pytest.mark.parametrize(("page", "item"), found)
+def each(of: Callable[[Page], list[Any]]) -> pytest.MarkDecorator:
+    """Parametrizes a test by the pages on which `of` finds anything, and by what it finds there."""
+    found = [pytest.param(page, items, id=page.name) for page in PAGES if (items := of(page))]
+    return pytest.mark.parametrize(("page", "items"), found)
 
 
 def each_command(programs: Callable[[tuple[str, ...]], bool]) -> pytest.MarkDecorator:
-    return each(lambda page: [words for words in page.commands if programs(words)], " ".join)
+    return each(lambda page: [words for words in page.commands if programs(words)])
 
 
 # Links, paths and names ------------------------------------------------------------------------------------------
 
 
 @each(lambda page: page.links)
-def test_link_leads_to_a_file_and_a_heading_that_exist(page: Page, item: str) -> None:
-    path, _, anchor = item.partition("#")
-    target = (page.path.parent / path).resolve() if path else page.path
-    assert target.exists()
-    assert not anchor or anchor in Page(target).anchors
+def test_links_lead_to_files_and_headings_that_exist(page: Page, items: list[str]) -> None:
+    for item in items:
+        path, _, anchor = item.partition("#")
+        target = (page.path.parent / path).resolve() if path else page.path
+        assert target.exists(), item
+        assert not anchor or anchor in Page(target).anchors, item
 
 
 def paths_of(page: Page) -> list[str]:
@@ -68,21 +70,26 @@ def paths_of(page: Page) -> list[str]:
     return [span for span in spans if ("/" in span and span.split("/")[0] in FOLDERS) or Path(span).suffix in SUFFIXES]
 
 
+@functools.cache
+def file_names() -> set[str]:
+    """Returns the names of the files of the repository, without their folders."""
+    folders = [ROOT, *(ROOT / name for name in FOLDERS if not name.startswith("."))]
+    return {name for folder in folders for _, _, files in os.walk(folder) for name in files}
+
+
 @each(paths_of)
-def test_path_in_backticks_exists(page: Page, item: str) -> None:
-    if item in MADE_BY_USERS:
-        return
-    if "/" in item:
-        assert any(next(iter(folder.glob(item)), None) for folder in (ROOT, page.path.parent))
-    else:
-        folders = [ROOT, *(ROOT / name for name in FOLDERS if not name.startswith("."))]
-        names = {Path(name).name for folder in folders for _, _, files in os.walk(folder) for name in files}
-        assert fnmatch.filter(names, item)
+def test_paths_in_backticks_exist(page: Page, items: list[str]) -> None:
+    for item in set(items) - MADE_BY_USERS:
+        if "/" in item:
+            assert any(next(iter(folder.glob(item)), None) for folder in (ROOT, page.path.parent)), item
+        else:
+            assert fnmatch.filter(file_names(), item), item
 
 
 @each(lambda page: [span for span in page.spans if re.fullmatch(r"(apex_jax|tests|benchmarks|deploy)(\.\w+)+", span)])
-def test_dotted_name_in_backticks_exists(page: Page, item: str) -> None:
-    assert named(item) is not None
+def test_dotted_names_in_backticks_exist(page: Page, items: list[str]) -> None:
+    for item in items:
+        assert named(item) is not None
 
 
 def named(name: str) -> Any:
@@ -93,19 +100,16 @@ def named(name: str) -> Any:
     return getattr(named(module), attribute)
 
 
-def numbers() -> list[Any]:
+def test_numbers_of_the_architecture_are_those_of_the_code() -> None:
     rows = re.findall(r"^\| `([\w.]+)` \| ([\d,.^]+) \|", ARCHITECTURE.text, re.MULTILINE)
-    return [pytest.param(name, number, id=name) for name, number in rows]
+    assert len(rows) >= 20
+    for name, number in rows:
+        base, _, exponent = number.replace(",", "").partition("^")
+        value = attrgetter(name)(Config()) if name in SETTINGS else named(name)
+        assert float(base) ** int(exponent or 1) == value, name
 
 
-@pytest.mark.parametrize(("name", "number"), numbers())
-def test_number_of_the_architecture_is_that_of_the_code(name: str, number: str) -> None:
-    base, _, exponent = number.replace(",", "").partition("^")
-    assert float(base) ** int(exponent or 1) == (attrgetter(name)(Config()) if name in SETTINGS else named(name))
-
-
-def test_architecture_has_the_numbers_and_stays_short() -> None:
-    assert len(numbers()) >= 20
+def test_architecture_stays_short() -> None:
     assert len(ARCHITECTURE.text.splitlines()) <= 250
 
 
@@ -122,51 +126,55 @@ def arguments_of(words: tuple[str, ...]) -> list[str] | None:
     return list(words[1:]) if words[0] == "apex-jax" else None
 
 
-@each(
-    lambda page: [words for words in page.commands if arguments_of(words) is not None and page.name != OF_CHANGED_CODE],
-    " ".join,
-)
-def test_command_line_of_this_program_parses(
-    page: Page, item: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@each_command(lambda words: arguments_of(words) is not None)
+def test_command_lines_of_this_program_parse(
+    page: Page, items: list[tuple[str, ...]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    arguments = arguments_of(item)
-    assert arguments is not None
+    if page.name == OF_CHANGED_CODE:
+        return
     monkeypatch.chdir(tmp_path)
     Path("configs").symlink_to(ROOT / "configs")
     shutil.copy(ROOT / "examples" / "replay_only.yaml", "replay.yaml")
+    for item in items:
+        parse_command(arguments_of(item) or [])
+
+
+def parse_command(arguments: list[str]) -> None:
+    """Parses a command line of this program in a folder in which the runs that it names exist."""
     for word in arguments:
         key, _, directory = word.partition("=")
         if key.endswith("checkpoint"):
-            Path(directory).mkdir(parents=True)
+            Path(directory).mkdir(parents=True, exist_ok=True)
             shutil.copy(ROOT / "configs" / "catch.yaml", Path(directory, "config.yaml"))
     if not arguments or arguments[0] not in COMMANDS:
         parser: Callable[[list[str]], object] = parse
     elif len(arguments) == 1:
         return  # only names the command
     else:
-        parser = importlib.import_module(COMMANDS[arguments.pop(0)])._parser().parse_args
+        parser = importlib.import_module(COMMANDS[arguments[0]])._parser().parse_args
+        arguments = arguments[1:]
     try:
         parser(arguments)
     except SystemExit as end:  # of --help
-        assert end.code == 0
+        assert end.code == 0, arguments
 
 
 @each_command(lambda words: words[0] == "make" and len(words) > 1)
-def test_make_has_the_target(page: Page, item: tuple[str, ...]) -> None:
-    targets = [word for word in item[1:] if "=" not in word]
-    assert set(targets) <= set(MAKE_TARGETS)
+def test_make_has_the_targets(page: Page, items: list[tuple[str, ...]]) -> None:
+    assert {word for item in items for word in item[1:] if "=" not in word} <= set(MAKE_TARGETS)
 
 
 @each_command(lambda words: words[1:2] == ("-m",) and words[0].endswith("python"))
-def test_module_that_is_run_exists_with_the_files_it_is_given(page: Page, item: tuple[str, ...]) -> None:
-    assert importlib.util.find_spec(item[2]) is not None
-    paths = [word.partition("::")[0] for word in item[3:] if item[2] == "pytest" and word.endswith((".py", "/"))]
-    assert all((ROOT / path).exists() for path in paths)
+def test_modules_that_are_run_exist_with_the_files_they_are_given(page: Page, items: list[tuple[str, ...]]) -> None:
+    for item in items:
+        assert importlib.util.find_spec(item[2]) is not None, item
+        paths = [word.partition("::")[0] for word in item[3:] if item[2] == "pytest" and word.endswith((".py", "/"))]
+        assert all((ROOT / path).exists() for path in paths), item
 
 
 @each_command(lambda words: words[0].endswith("python") and words[1:2] != ("-m",) and len(words) > 1)
-def test_script_that_is_run_exists(page: Page, item: tuple[str, ...]) -> None:
-    assert (ROOT / item[1].removeprefix("/opt/apex-jax/current/")).is_file()
+def test_scripts_that_are_run_exist(page: Page, items: list[tuple[str, ...]]) -> None:
+    assert all((ROOT / item[1].removeprefix("/opt/apex-jax/current/")).is_file() for item in items)
 
 
 def test_page_is_read_without_its_code(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.rigs.fleet import Fleet
 from tests.rigs.processes import Programs, catch, values
 
 SERVERS = ("replay", "replay-1", "replay-2")
@@ -45,6 +44,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "run"
 
 
+@pytest.mark.long
 def test_each_of_three_replay_servers_has_actors_and_a_share_of_the_draws(finished: Path) -> None:
     assert values(finished, "evaluator", "eval/updates")[-1] == 2000
     for name in SERVERS:
@@ -102,25 +102,3 @@ def test_fault_40_killed_server_stops_nobody_and_is_drawn_from_again(programs: P
     assert after == before, "nobody else was restarted"
     program.send(signal.SIGTERM)
     assert program.exit_code() == 128 + signal.SIGTERM
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(400)
-def test_fault_40_actor_of_a_server_that_is_gone_moves_on_and_back(programs: Programs, tmp_path: Path) -> None:
-    fleet = Fleet(programs, tmp_path / "run", "actor.ladder_size=32", servers=2)
-
-    def actors(name: str) -> float:
-        return fleet.newest(name, "replay/actors", 0.0)
-
-    learner = fleet.start(*SERVERS[:2], "actor-0", "actor-1", "learner")
-    learner.wait_until(lambda: actors("replay") == actors("replay-1") == 1)
-    learner.wait_until(more_updates(fleet.directory))
-    fleet.end("replay-1")
-    learner.wait_until(more_updates(fleet.directory))
-    learner.wait_until(lambda: actors("replay") == 2)
-    joins = [fleet.running[name].stderr.count("joining replay server") for name in ("actor-0", "actor-1")]
-    assert sum(joins) == 3
-    fleet.start("replay-1")
-    learner.wait_until(lambda: actors("replay") == actors("replay-1") == 1)
-    learner.wait_until(more_updates(fleet.directory))
-    assert fleet.with_traceback() == []

@@ -17,7 +17,7 @@ from tests.simulation.mutations import MUTATIONS, Mutation, find, mutated
 CREDIT_TWICE = next(each for each in MUTATIONS if each.what == "the learner returns the credit of segments twice")
 
 
-@pytest.mark.parametrize("seed", [1, 2, 3, 4])
+@pytest.mark.parametrize("seed", [1, 4, *(pytest.param(seed, marks=pytest.mark.long) for seed in (2, 3))])
 def test_fleet_keeps_every_invariant_under_faults(seed):
     outcome = simulate(seed, hours=0.15)
     assert not outcome.violation, report(outcome)
@@ -26,7 +26,7 @@ def test_fleet_keeps_every_invariant_under_faults(seed):
 
 
 def test_same_seed_gives_the_same_events():
-    first, second, other = simulate(6, 0.05), simulate(6, 0.05), simulate(7, 0.05)
+    first, second, other = simulate(6, 0.02), simulate(6, 0.02), simulate(7, 0.02)
     assert first == second
     assert first.digest != other.digest
 

@@ -19,8 +19,6 @@ from apex_jax.process import SUPERVISED
 from apex_jax.run.metric_files import read_metrics
 from apex_jax.run.provenance import read_starts
 from tests.rigs.processes import ROOT, Program, Programs, catch, checkpoints, free_tcp_addresses, values, wait_until
-from tests.rigs.services import NAME as SERVICE
-from tests.rigs.services import calls_of, write_service
 
 ROLES = ("replay", "learner", "actor-0", "evaluator")
 UPDATES = 2000  # of the finished run
@@ -143,16 +141,6 @@ def test_finished_run_can_be_evaluated_again_and_records_each_game(copy: Path, p
     assert statistics.fmean(again["returns"]) == pytest.approx(float(result[1]), abs=0.01)
 
 
-@pytest.mark.long
-def test_run_that_cannot_be_written_can_be_evaluated(copy: Path, programs: Programs) -> None:
-    (copy / "evaluations.jsonl").unlink()
-    (copy / "evaluations.jsonl").mkdir()  # in the way
-    program = programs.start("--role", "evaluator", f"checkpoint={copy}", "episodes=1")
-    assert program.exit_code() == 0
-    assert "mean return" in program.stdout
-    assert "returns are not kept" in program.stderr
-
-
 # Started again ---------------------------------------------------------------------------------------------------
 
 
@@ -181,22 +169,6 @@ def test_catch_is_learned_until_an_evaluation_has_the_return_to_stop_at(programs
 
 
 @pytest.mark.long
-def test_a_service_gets_the_metrics_of_learner_replay_server_and_evaluator(programs: Programs, tmp_path: Path) -> None:
-    write_service(tmp_path / "packages")
-    arguments = catch(tmp_path / "run", "total_updates=200", f"metrics.loggers=[jsonl,{SERVICE}]")
-    program = programs.start(*arguments, environment={"PYTHONPATH": str(tmp_path / "packages")})
-    assert program.exit_code() == 0
-    assert programs.living() == {}
-    processes = {calls[0][1]["name"]: calls for calls in calls_of(tmp_path / "packages")}
-    assert processes.keys() == {"run-learner", "run-replay", "run-evaluator"}
-    for name, calls in processes.items():
-        assert [function for function, _ in calls] == ["init", *["log"] * (len(calls) - 2), "finish"]
-        lines = read_metrics(tmp_path / "run" / "metrics" / f"{name.removeprefix('run-')}.jsonl")
-        assert [values["step"] for function, values in calls if function == "log"] == [line["step"] for line in lines]
-    assert not (tmp_path / "run" / "tensorboard").exists()
-
-
-@pytest.mark.long
 def test_diverged_run_ends_with_the_key_to_change_and_keeps_its_last_sound_checkpoint(
     copy: Path, programs: Programs
 ) -> None:
@@ -211,6 +183,7 @@ def test_diverged_run_ends_with_the_key_to_change_and_keeps_its_last_sound_check
 # Interrupted -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_run_goes_on_from_its_checkpoint_and_saves_when_it_is_interrupted(copy: Path, programs: Programs) -> None:
     def lines(name: str) -> int:
         return len(values(copy, name, "system/resident_memory_bytes"))

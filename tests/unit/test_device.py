@@ -6,7 +6,6 @@ import dataclasses
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -232,34 +231,6 @@ def test_with_a_cpu_quota_jax_starts_as_many_threads_as_the_quota_allows(
     assert environ["PJRT_NPROC"] == "5"
 
 
-def test_least_recently_used_compiled_programs_are_deleted_when_the_cache_is_full(
-    environ: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    environ["XDG_CACHE_HOME"] = str(tmp_path)
-    monkeypatch.setattr(device, "CACHE_LIMIT_BYTES", 2500)
-    keep_compiled_programs()
-    today = Path(environ["JAX_COMPILATION_CACHE_DIR"])
-    of_another_processor = today.parent / "xla-another"
-    of_another_processor.mkdir()
-    programs = [of_another_processor / "a-cache", today / "b-cache", today / "c-cache", today / "d-cache"]
-    for age, program in zip((40, 10, 30, 20), programs, strict=True):
-        program.write_bytes(b"x" * 1000)
-        os.utime(program, (time.time() - age, time.time() - 100))  # read that long ago, written before
-    keep_compiled_programs()
-    assert [program.name for program in programs if program.exists()] == ["b-cache", "d-cache"]
-
-
-def test_configured_directory_of_compiled_programs_is_never_cleaned(
-    environ: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    environ |= {"XDG_CACHE_HOME": str(tmp_path), "JAX_COMPILATION_CACHE_DIR": str(tmp_path / "mine")}
-    monkeypatch.setattr(device, "CACHE_LIMIT_BYTES", 0)
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / "a-cache").write_bytes(b"x")
-    keep_compiled_programs()
-    assert (tmp_path / "mine" / "a-cache").exists()
-
-
 PROGRAM = """
 from numba.core.caching import IndexDataCacheFile
 import numpy as np
@@ -273,6 +244,7 @@ print([compiled(*signature)(twice)(np.ones(2)).tolist() for signature in ((), (F
 """
 
 
+@pytest.mark.long
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     ("method", "error"), [("save", "OSError(28, 'No space left on device')"), ("load", "EOFError('Ran out of input')")]

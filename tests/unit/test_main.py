@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from apex_jax.workers.local import locked
+from apex_jax.workers.local import run_lock
 from tests.rigs.learner_runs import save_checkpoint
 from tests.rigs.processes import ROOT, Program, Programs, catch, free_tcp_addresses
 
@@ -30,7 +30,7 @@ def error_of(program: Program, exit_code: int) -> str:
 
 @pytest.mark.parametrize(("arguments", "words"), [
     (["lerner.batch_size=64"], ["lerner.batch_size", "did you mean learner.batch_size?"]),
-    (["environment.task=Catsh-v0"], ["Catsh-v0", "did you mean Catch-v0"]),
+    pytest.param(["environment.task=Catsh-v0"], ["Catsh-v0", "did you mean Catch-v0"], marks=pytest.mark.long),
     (["metrics.loggers=[jsonl,no_such_tracker]"], ["pip install no_such_tracker"]),
     pytest.param(["replay.error_buffer=0.001"], ["replay.error_buffer=0.001"], marks=pytest.mark.long),
 ], ids=lambda value: value[-1])  # fmt: skip
@@ -98,8 +98,9 @@ def test_folder_named_like_the_default_video_is_no_error(
     assert f"no checkpoint in {tmp_path}" in error
 
 
+@pytest.mark.long
 def test_directory_of_a_running_run_is_refused(programs: Programs, tmp_path: Path) -> None:
-    with locked(tmp_path / "run"):
+    with run_lock(tmp_path / "run"):
         error = error_of(programs.start(*catch(tmp_path / "run")), 1)
     assert f"another run is using {tmp_path / 'run'}" in error
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +26,15 @@ from apex_jax.run.params_file import save_params
 from apex_jax.types import ActionSpec, EnvironmentSpec, SegmentSpec
 from apex_jax.workers.evaluation import Evaluator
 from tests.rigs.runs import ROOT
-from tests.rigs.saved_runs import RUNS, save_best, save_run
+from tests.rigs.saved_runs import save_best, save_run
+
+RunOf = Callable[[str], Config]
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Config]:
-    return {task: save_run(task, tmp_path_factory.mktemp("runs") / task) for task in RUNS}
+def run_of(tmp_path_factory: pytest.TempPathFactory) -> RunOf:
+    """Returns a function that returns the configuration of a saved run of a task."""
+    return functools.cache(lambda task: save_run(task, tmp_path_factory.mktemp("runs") / task))
 
 
 def observations_of(config: Config, policy: Policy, steps: int = 20) -> list[np.ndarray]:
@@ -44,9 +49,9 @@ def observations_of(config: Config, policy: Policy, steps: int = 20) -> list[np.
     return seen
 
 
-@pytest.mark.parametrize("task", RUNS)
-def test_actions_are_bit_equal_to_those_that_the_evaluator_chooses(task: str, runs: dict[str, Config]) -> None:
-    config = runs[task]
+@pytest.mark.parametrize("task", ["CartPole-v1", "Pong-v5", "WalkerWalk-v1"])
+def test_actions_are_bit_equal_to_those_that_the_evaluator_chooses(task: str, run_of: RunOf) -> None:
+    config = run_of(task)
     policy = load_policy(config.directory)
     spec = policy.environment_spec.spec
     algorithm = make_algorithm(config, spec)
@@ -66,9 +71,9 @@ def test_actions_are_bit_equal_to_those_that_the_evaluator_chooses(task: str, ru
 
 
 @pytest.mark.parametrize("task", ["CartPole-v1", "WalkerWalk-v1"])
-def test_one_observation_has_the_action_and_value_that_it_has_in_a_batch(task: str, runs: dict[str, Config]) -> None:
-    policy = load_policy(runs[task].directory)
-    observations = [stack[0] for stack in observations_of(runs[task], policy)]
+def test_one_observation_has_the_action_and_value_that_it_has_in_a_batch(task: str, run_of: RunOf) -> None:
+    policy = load_policy(run_of(task).directory)
+    observations = [stack[0] for stack in observations_of(run_of(task), policy)]
     actions, values = policy.act(np.stack(observations))
     alone = [policy.act(observation) for observation in observations]
     np.testing.assert_allclose([action for action, _ in alone], actions, rtol=1e-5, atol=1e-6)
@@ -77,26 +82,26 @@ def test_one_observation_has_the_action_and_value_that_it_has_in_a_batch(task: s
     assert all(type(action) is int for action, _ in alone) or actions.shape == (20, 6)
 
 
-def test_frames_given_one_at_a_time_are_stacked_as_envpool_stacks_them(runs: dict[str, Config]) -> None:
-    policy = load_policy(runs["Pong-v5"].directory)
-    stacks = observations_of(runs["Pong-v5"], policy)
+def test_frames_given_one_at_a_time_are_stacked_as_envpool_stacks_them(run_of: RunOf) -> None:
+    policy = load_policy(run_of("Pong-v5").directory)
+    stacks = observations_of(run_of("Pong-v5"), policy)
     for _ in range(2):  # the second time after a reset
         policy.reset()
         for stack in stacks:
             assert policy.act(stack[-1]) == policy.act(stack)
 
 
-def test_parts_of_an_observation_make_the_vector_that_envpool_makes(runs: dict[str, Config]) -> None:
-    policy = load_policy(runs["WalkerWalk-v1"].directory)
-    vectors = np.stack([stack[0] for stack in observations_of(runs["WalkerWalk-v1"], policy)])
+def test_parts_of_an_observation_make_the_vector_that_envpool_makes(run_of: RunOf) -> None:
+    policy = load_policy(run_of("WalkerWalk-v1").directory)
+    vectors = np.stack([stack[0] for stack in observations_of(run_of("WalkerWalk-v1"), policy)])
     batch = {"velocity": vectors[:, 15:], "height": vectors[:, 14].astype(np.float64), "orientations": vectors[:, :14]}
     np.testing.assert_array_equal(policy(batch), policy(vectors))
     one = {name: part[3] for name, part in batch.items()}
     np.testing.assert_array_equal(policy(one), policy(vectors[3]))
 
 
-def test_observation_given_as_a_matrix_equals_its_flat_vector(runs: dict[str, Config]) -> None:
-    policy = load_policy(runs["Catch-v0"].directory)
+def test_observation_given_as_a_matrix_equals_its_flat_vector(run_of: RunOf) -> None:
+    policy = load_policy(run_of("Catch-v0").directory)
     matrix = np.eye(10, 5, dtype=np.float32)  # as Catch returns it
     assert policy.act(matrix) == policy.act(matrix.ravel())
     boards = np.stack([matrix, 1 - matrix])
@@ -105,14 +110,14 @@ def test_observation_given_as_a_matrix_equals_its_flat_vector(runs: dict[str, Co
         policy({"board": matrix})
 
 
-def test_continuous_actions_are_within_the_bounds_of_the_environment(runs: dict[str, Config]) -> None:
-    policy = load_policy(runs["Pendulum-v1"].directory, exploration=10.0)
+def test_continuous_actions_are_within_the_bounds_of_the_environment(run_of: RunOf) -> None:
+    policy = load_policy(run_of("Pendulum-v1").directory, exploration=10.0)
     actions = np.concatenate([policy(np.ones((16, 3))) for _ in range(20)])
     assert (actions.min(), actions.max()) == (-2.0, 2.0)  # Pendulum's
 
 
-def test_exploration_chooses_actions_at_random(runs: dict[str, Config]) -> None:
-    greedy, random = (load_policy(runs["CartPole-v1"].directory, exploration=rate) for rate in (0.0, 1.0))
+def test_exploration_chooses_actions_at_random(run_of: RunOf) -> None:
+    greedy, random = (load_policy(run_of("CartPole-v1").directory, exploration=rate) for rate in (0.0, 1.0))
     observation = np.zeros(4)
     assert len({greedy(observation) for _ in range(20)}) == 1
     assert {random(observation) for _ in range(20)} == {0, 1}
@@ -132,11 +137,9 @@ def test_the_newest_undamaged_checkpoint_is_loaded_or_the_one_asked_for(tmp_path
         load_policy(tmp_path, updates=11)
 
 
-@pytest.mark.parametrize("task", ["CartPole-v1", "Pendulum-v1"])
-def test_a_checkpoint_is_loaded_by_its_path_and_the_best_evaluation_by_its_folder(task: str, tmp_path: Path) -> None:
-    config = save_run(task, tmp_path, updates=(10, 20))
-    save_best(config, updates=10)
-    observation = np.linspace(-1, 1, 4 if task == "CartPole-v1" else 3)
+def test_a_checkpoint_is_loaded_by_its_path_and_the_best_evaluation_by_its_folder(tmp_path: Path) -> None:
+    save_best(save_run("CartPole-v1", tmp_path, updates=(10, 20)), updates=10)
+    observation = np.linspace(-1, 1, 4)
     first = load_policy(tmp_path, updates=10)
     for path in (tmp_path / "checkpoints" / "10", tmp_path / "best"):
         policy = load_policy(path)
@@ -162,10 +165,10 @@ WALKER = {"orientations": np.zeros(14), "height": np.zeros(()), "velocity": np.z
     ("WalkerWalk-v1", WALKER | {"velocity": np.zeros(())}, r"velocity \(\); expected"),
 ])  # fmt: skip
 def test_an_observation_of_another_environment_is_refused_with_the_shape_to_give(
-    task: str, observation: Any, message: str, runs: dict[str, Config]
+    task: str, observation: Any, message: str, run_of: RunOf
 ) -> None:
     with pytest.raises(ValueError, match=message):
-        load_policy(runs[task].directory)(observation)
+        load_policy(run_of(task).directory)(observation)
 
 
 def test_a_folder_that_is_no_run_is_one_clear_error(tmp_path: Path) -> None:
@@ -199,10 +202,11 @@ def test_a_file_of_another_program_is_one_clear_error(metadata: dict[str, str], 
     assert "\n" not in str(error.value)
 
 
-def test_loading_imports_no_emulator_and_no_socket(runs: dict[str, Config], tmp_path: Path) -> None:
+@pytest.mark.long
+def test_loading_imports_no_emulator_and_no_socket(run_of: RunOf, tmp_path: Path) -> None:
     program = (
         "import sys\nfrom apex_jax import load_policy\n"
-        f"print(load_policy({runs['CartPole-v1'].directory!r})([0.0, 0.0, 0.1, 0.0]))\n"
+        f"print(load_policy({run_of('CartPole-v1').directory!r})([0.0, 0.0, 0.1, 0.0]))\n"
         "print({'envpool', 'zmq', 'matplotlib', 'gymnasium'} & set(sys.modules))\n"
     )
     command = [sys.executable, "-c", program]

@@ -102,8 +102,9 @@ def test_page_names_the_machine_and_the_spread_of_the_newest_evaluation(tmp_path
     directory = make_run(tmp_path / "run", [])
     start = {"time": START, "cores": 16, "processor": "AMD EPYC", "accelerator": "NVIDIA H100"}
     (directory / "starts.jsonl").write_text(json.dumps(start) + "\n")
-    evaluations = [Evaluation(np.array(each), 1, 100, 2.5) for each in ([0.0, 0.0], [-1.0, 1.0, 1.0, 0.0])]
-    lines = [(60.0 * i, i, each.values("Catch-v0")) for i, each in enumerate(evaluations, 1)]
+    config = load(None, ["environment.task=Catch-v0"])
+    evaluations = [Evaluation(config, np.array(each), 1, 100, 2.5) for each in ([0.0, 0.0], [-1.0, 1.0, 1.0, 0.0])]
+    lines = [(60.0 * i, i, each.values()) for i, each in enumerate(evaluations, 1)]
     write_lines(directory / "metrics" / "evaluator.jsonl", lines)
     facts = dict(data_of(directory)["facts"])
     assert facts["machine"] == "16 cores of AMD EPYC, NVIDIA H100"

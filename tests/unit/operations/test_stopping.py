@@ -12,7 +12,7 @@ import pytest
 
 from apex_jax.operations.stopping import acknowledge, lost_transitions, lost_updates
 from apex_jax.process import SUPERVISED
-from tests.rigs.processes import ROOT, Program, Programs, catch, free_tcp_addresses
+from tests.rigs.processes import ROOT, Program, Programs, catch, free_tcp_addresses, wait_until
 
 pytestmark = pytest.mark.timeout(480)
 
@@ -69,7 +69,7 @@ def test_fault_08_a_stop_is_acknowledged_at_once_and_a_second_one_ends_every_pro
     assert len(programs.living()) == 5
     program.send(number)
     assert program.exit_code(30) == 128 + number
-    assert programs.living() == {}
+    wait_until(lambda: not programs.living(), 5.0)
     lost = "stopped at once: the updates since the checkpoint at update 4,000 are lost (the run was at about 5,000)"
     assert f"{STOPPING}{lost}; {kept}" in program.stderr
     assert "Traceback" not in program.stderr

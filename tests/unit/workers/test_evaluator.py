@@ -19,11 +19,10 @@ from apex_jax.links.weights_client import Weights, WeightsClient
 from apex_jax.policy import load_policy
 from apex_jax.process import StopSignal
 from apex_jax.run.checkpoint import CheckpointError
-from apex_jax.run.metrics import MetricsWriter
 from apex_jax.run.provenance import read_records, record_config
 from apex_jax.workers import evaluator
 from apex_jax.workers.evaluation import Evaluator
-from apex_jax.workers.evaluator import _is_cancelled, _next_weights
+from apex_jax.workers.evaluator import is_cancelled, next_weights
 from apex_jax.workers.role import RoleContext
 from tests.rigs import saved_runs
 from tests.rigs.learner_runs import config_of, save_checkpoint
@@ -66,7 +65,7 @@ def test_the_params_of_the_best_evaluation_are_kept_while_the_learner_is_followe
     ]
     given = iter(published)
     monkeypatch.setattr(Evaluator, "evaluate", lambda *_: np.full(2, next(scores)))
-    monkeypatch.setattr(evaluator, "_next_weights", lambda *_: next(given))
+    monkeypatch.setattr(evaluator, "next_weights", lambda *_: next(given))
     monkeypatch.setattr(evaluator, "WeightsClient", lambda *_: mock.MagicMock(best_return=0.0))
     for start in (0, 1):  # after the restart, all evaluations are worse
         evaluator.follow(RoleContext(config, mock.MagicMock(), "evaluator"), segment_spec(config))
@@ -81,7 +80,7 @@ def test_evaluator_waits_for_weights_that_it_can_use_and_has_not_evaluated(link:
     server.publish(params_of(1), 500, 0)
     last = newest(client, 500)
     again = link.restarted_server(server)
-    follow = partial(_next_weights, client, last, 0.0, StopSignal())
+    follow = partial(next_weights, client, last, 0.0, StopSignal())
     thread = threading.Thread(target=lambda: found.append(follow()), daemon=True)
     thread.start()
     again.publish(params_of(1), 500, 0)  # as in warm-up, or while the actors are away
@@ -92,23 +91,6 @@ def test_evaluator_waits_for_weights_that_it_can_use_and_has_not_evaluated(link:
     wait_until(lambda: not thread.is_alive())
     assert found[0] is not None
     assert found[0].updates == 502
-
-
-@pytest.mark.parametrize(("newest_updates", "age"), [
-    (None, ""), (7, ""), (1_007, "; the run has made 1,007 updates, 1,000 more than this checkpoint"),
-])  # fmt: skip
-def test_evaluation_of_a_checkpoint_logs_how_far_the_run_is_ahead_of_it(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], newest_updates: int | None, age: str
-) -> None:
-    save_checkpoint(tmp_path, updates=7)
-    if newest_updates is not None:
-        writer = MetricsWriter(str(tmp_path), "learner")
-        for updates in (5_000, newest_updates):  # before a kill and after it
-            writer.write(1, {"learner/updates": updates})
-        writer.write(1, {})
-    config = config_of(tmp_path, "evaluator.episodes=1", f"evaluator.checkpoint={tmp_path}")
-    assert evaluator.run(config, "evaluator", StopSignal()) == 0
-    assert capsys.readouterr().out.endswith(f", after 7 updates and 17 frames{age}\n")
 
 
 @pytest.mark.parametrize(("interval", "seconds"), [(300, 45), (20, 20)])
@@ -136,7 +118,7 @@ def test_checkpoint_of_another_configuration_is_not_evaluated(tmp_path: Path) ->
 def test_new_weights_are_evaluated_even_with_fewer_updates_after_a_restart(updates: int) -> None:
     client = mock.Mock(spec=WeightsClient)
     client.fetch_after.side_effect = [None, weights_of(500), weights_of(updates)]
-    newest = _next_weights(client, weights_of(500), 0.0, StopSignal())
+    newest = next_weights(client, weights_of(500), 0.0, StopSignal())
     assert newest is not None
     assert newest.updates == updates
 
@@ -144,6 +126,6 @@ def test_new_weights_are_evaluated_even_with_fewer_updates_after_a_restart(updat
 def test_evaluation_of_the_final_weights_goes_on_after_the_link_is_lost() -> None:
     client = mock.Mock(spec=WeightsClient)
     type(client).newest = mock.PropertyMock(side_effect=RunError("refused by the learner of the next run"))
-    assert not _is_cancelled(StopSignal(), client, weights_of(500, final=True))
+    assert not is_cancelled(StopSignal(), client, weights_of(500, final=True))
     with pytest.raises(RunError):
-        _is_cancelled(StopSignal(), client, weights_of(500))
+        is_cancelled(StopSignal(), client, weights_of(500))

@@ -25,7 +25,7 @@ from apex_jax.run.metrics import MetricsWriter
 from apex_jax.transport.params_codec import architecture_of
 from apex_jax.workers import evaluator, local, recording
 from apex_jax.workers.evaluation import Evaluator
-from apex_jax.workers.recording import Film, check_video, draw_curves, frames_per_second
+from apex_jax.workers.recording import Film, check_video, complete_film, draw_curves, frames_per_second
 from tests.rigs.recordings import PONG
 
 CATCH = ("environment.task=Catch-v0", "environment.frame_stack=1", "environment.frame_skip=1")
@@ -109,7 +109,7 @@ class SimulatorOfThreeSteps:
 
     def __init__(self, task: str, seed: int):
         self.actions: list[np.ndarray] = []
-        self.observation, self.frame = np.zeros(3, np.float32), np.zeros((480, 480, 3), np.uint8)
+        self.observation, self.frame = np.zeros(5, np.float32), np.zeros((480, 480, 3), np.uint8)
 
     def __enter__(self) -> SimulatorOfThreeSteps:
         return self
@@ -126,20 +126,22 @@ class SimulatorOfThreeSteps:
 def test_episode_in_a_simulator_is_filmed_and_its_return_is_the_sum_of_its_rewards(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config, stop = load(CONFIGS / "pendulum.yaml"), StopSignal()
+    small = ("network.policy_units=[8]", "network.critic_units=[8]")
+    config, stop = load(CONFIGS / "walker.yaml", ["environment.task=CartpoleSwingup-v1", *small]), StopSignal()
     dpg = make_algorithm(config, segment_spec(config))
     params = dpg.acting_params(dpg.init(jax.random.key(0)))
     monkeypatch.setattr(recording, "ReferenceSimulator", SimulatorOfThreeSteps)
-    episode_return, paths = recording.film_in_simulator(config, dpg, params, str(tmp_path / "game"), stop)
-    assert episode_return == 4.5
-    assert paths == [tmp_path / "game.mp4", tmp_path / "game.gif"]
+    with Film(str(tmp_path / "game"), Fraction(1)) as film:
+        assert complete_film(film, config, dpg, params, 0.0, stop) == 4.5
+    assert film.paths == [tmp_path / "game.mp4", tmp_path / "game.gif"]
     frames, rate = frames_of(tmp_path / "game.mp4")
     assert (frames.shape, rate) == ((4, 480, 480, 3), 20)
     with Image.open(tmp_path / "game.gif") as image:
         assert image.size == (240, 240)
     stop.set()
-    with pytest.raises(RunError, match="stopped before the episode ended"):
-        recording.film_in_simulator(config, dpg, params, str(tmp_path / "other"), stop)
+    is_stopped = pytest.raises(RunError, match="stopped before the episode ended")
+    with is_stopped, Film(str(tmp_path / "other"), Fraction(1)) as film:
+        complete_film(film, config, dpg, params, 0.0, stop)
     assert not list(tmp_path.glob("other*"))
 
 
