@@ -4,7 +4,7 @@
 
     with ReplayClient("replay.yaml") as replay:
         replay.insert({"tokens": tokens, "reward": reward}, priorities)
-        items, weights, handles = replay.draw()
+        items, weights, handles = replay.sample()
         replay.update_priorities(handles, new_priorities)
 
 docs/replay.md has the settings, the server's command, and what is durable when. It imports neither JAX nor EnvPool.
@@ -41,7 +41,7 @@ POLL_SECONDS = 0.002  # between two looks at the acknowledgements
 WAIT_SECONDS = 0.5  # between two looks for an error of the link
 
 
-class Drawn(NamedTuple):
+class SampledBatch(NamedTuple):
     """A batch of B items, drawn with replacement: P(i) = p_i^alpha / sum_j p_j^alpha."""
 
     items: dict[str, np.ndarray]  # by column, [B, ...] each, in arrays of their own
@@ -65,7 +65,7 @@ class ReplayClient:
         """Reads the settings, which must be those of the server, and connects to nothing yet.
 
         `config`: path of the server's YAML file; `settings`: KEY=VALUE texts that override it, as on the command
-        line; `prefetch`: batches that the server draws ahead of `draw`, which saves the round trip, but such a
+        line; `prefetch`: batches that the server draws ahead of `sample`, which saves the round trip, but such a
         batch is drawn before the newest priorities are written. Raises UsageError for wrong settings.
         """
         self._config = load(os.fspath(config), settings)
@@ -116,7 +116,7 @@ class ReplayClient:
         if self._writer is not None:
             self._writer.flush(timeout_seconds)
 
-    def draw(self, timeout_seconds: float | None = None) -> Drawn:
+    def sample(self, timeout_seconds: float | None = None) -> SampledBatch:
         """Returns a batch of `learner.batch_size` items.
 
         Blocks until `replay.min_size_to_sample` items are stored and the rate limiter allows the draw; the first call
@@ -127,7 +127,7 @@ class ReplayClient:
         self._check_process()
         if self._reader is None:
             self._reader = _Reader(self._config, self._spec, self.dtype, self._prefetch)
-        return self._reader.draw(timeout_seconds)
+        return self._reader.sample(timeout_seconds)
 
     def update_priorities(self, handles: Handles, priorities: ArrayLike) -> None:
         """Sends the new priorities, float[B], finite and above 0, of the items of a batch; does not wait.
@@ -264,7 +264,7 @@ class _Reader:
             away_limit_seconds=config.away_limit_seconds,
         )
 
-    def draw(self, timeout_seconds: float | None) -> Drawn:
+    def sample(self, timeout_seconds: float | None) -> SampledBatch:
         until = _deadline(timeout_seconds)
         if self._last is not None:
             self._client.consumed(self._last)
@@ -275,12 +275,12 @@ class _Reader:
                 if time.monotonic() >= until:
                     raise TimeoutError(f"no batch after {timeout_seconds:g} s: {self._why_no_batch()}")
             elif isinstance(item.content, Segments):
-                self._ring[item.content.slots] = item.content.frames
+                self._ring[item.content.ring_slots] = item.content.frames
                 self._client.consumed(item)
             else:
                 self._last = item
                 frames = self._ring.reshape(-1, self._dtype.itemsize)[item.content.indices[0]]
-                return Drawn(columns_of(frames, self._dtype), item.content.weights[0].copy(), item)
+                return SampledBatch(columns_of(frames, self._dtype), item.content.weights[0].copy(), item)
 
     def update_priorities(self, handles: Handles, priorities: ArrayLike) -> None:
         self._client.update_priorities(handles, _checked_priorities(priorities, self._config.learner.batch_size))

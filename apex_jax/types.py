@@ -18,7 +18,7 @@ import numpy as np
 
 MAX_COUNT = 2**48  # of transitions, segments or actors; no sum overflows 64 bits, and the journal accepts every count
 MAX_ENVIRONMENT_STEPS = 10**15  # of a run; multiplied by a frame skip, it still fits in 64 bits
-MAX_ALLOWED_DRAWS = 2**31  # in a message; without samples_per_insert there is no limit
+MAX_ALLOWED_SAMPLES = 2**31  # in a message; without samples_per_insert there is no limit
 MAX_SAMPLES_PER_INSERT = 1e9  # in a message; the ratio itself grows without limit while no actor sends segments
 MAX_SEGMENT_BYTES = 2**25
 MAX_SERVERS = 64  # replay servers of a run

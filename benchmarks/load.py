@@ -269,7 +269,7 @@ class DrawingClient:
             self._socket.poll(100)
             while (message := self._receive()) is not None:
                 if isinstance(message, StreamedSegments):
-                    self._ask(0, len(message.slots))
+                    self._ask(0, len(message.ring_slots))
                 elif isinstance(message, IndexBatches):
                     latencies.append(time.monotonic() - self._asked_seconds.popleft())
                     self._answer(message)

@@ -51,11 +51,11 @@ def main() -> None:
             replay.flush()  # the server has started
             inserts = insert(replay, items)
             say(f"{inserts:,.0f} items/s inserted and acknowledged, of {replay.dtype.itemsize} bytes")
-            replay.draw()
+            replay.sample()
             priorities = rng.random(BATCH_SIZE) + 0.1
 
             def draw() -> None:
-                replay.update_priorities(replay.draw().handles, priorities)
+                replay.update_priorities(replay.sample().handles, priorities)
 
             calls = {"ours": draw, "gather": gather(items, replay.dtype, rng), "cpprb": theirs(items, rng)}
             times = side_by_side(calls, seconds)

@@ -26,8 +26,8 @@ from apex_jax.config import Config
 from apex_jax.config.load import load
 from apex_jax.environments.environment import EpisodeTracker, VectorEnvironment, segment_spec
 from apex_jax.host.program import CONFIGS
+from apex_jax.replay.fractions import importance_weights
 from apex_jax.replay.replay import Replay
-from apex_jax.replay.shares import importance_weights
 from apex_jax.segment_codec import encode_record
 from apex_jax.types import Segment, SegmentSpec
 from apex_jax.workers.evaluation import Evaluator
@@ -92,15 +92,15 @@ def train(config: Config) -> None:
             slot = replay.insert(record, segment.columns, now)
             store = insert_segments(store, np.array([slot]), *jax.tree.map(lambda array: array[None], segment))
         # 2. Learning, as often as `replay.samples_per_insert` allows: so many draws for each transition inserted.
-        while updates < config.total_updates and replay.can_draw(batches * batch_size):
-            draw = replay.draw([batch_size] * batches, now)  # P(i) ~ priority^alpha
-            indices, probabilities = (x.reshape(batches, batch_size) for x in (draw.indices, draw.probabilities))
+        while updates < config.total_updates and replay.can_sample(batches * batch_size):
+            sample = replay.sample([batch_size] * batches, now)  # P(i) ~ priority^alpha
+            indices, probabilities = (x.reshape(batches, batch_size) for x in (sample.indices, sample.probabilities))
             weights = importance_weights(probabilities, beta)  # ~ P(i)^-beta, at most 1
             # For each batch one step of the optimizer, which brings q(s, a) closer to G: n discounted rewards, plus
             # gamma^n times the target network's value of the online network's next action. The step size falls to 0.
             state, output = algorithm.update(state, store, indices, weights, 1 - updates / config.total_updates)
             priorities = np.ravel(output.priorities)  # the new |G - q(s, a)| of the transitions drawn
-            replay.update_priorities(draw.indices, draw.generations, priorities)
+            replay.update_priorities(sample.indices, sample.generations, priorities)
             updates += batches
         # 3. Parameters for the actors: a copy, because the next update overwrites the learner's.
         params = copy_params(algorithm.acting_params(state))

@@ -27,7 +27,7 @@ ITEMS = 4_000
 def train(replay: ReplayClient, w: np.ndarray, updates: int) -> np.ndarray:
     """Returns the weights float32[8] of the regression after some updates, which draw the worst predictions most."""
     for _ in range(updates):
-        items, weights, handles = replay.draw()
+        items, weights, handles = replay.sample()
         error = items["y"] - items["x"] @ w
         w = w + 0.1 * (weights * error) @ items["x"] / len(error)
         replay.update_priorities(handles, np.abs(error) + 1e-3)
@@ -66,7 +66,7 @@ def main() -> None:
             insert(replay, range(half, ITEMS), rng)
             replay.flush()
             w = train(replay, w, 300)
-            drawn = np.unique(np.concatenate([replay.draw().items["number"] for _ in range(1000)]))
+            drawn = np.unique(np.concatenate([replay.sample().items["number"] for _ in range(1000)]))
         print(f"{np.sum(drawn < half)} of the {half} items from before the crash were drawn after it")
         print(f"error of the weights: {np.abs(w - TRUTH).max():.3f}")
 

@@ -224,7 +224,7 @@ class LearnerConfig:
     devices: int = key(1, "devices that share batches and frames, each with its own replay servers; 0 = all", "", 0, 64)
 
     @property
-    def largest_draw(self) -> int:
+    def largest_sample(self) -> int:
         """Largest number of transitions drawn at once, on any device."""
         return (self.updates_per_call or GPU_UPDATES_PER_CALL) * self.batch_size
 

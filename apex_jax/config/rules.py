@@ -86,8 +86,8 @@ def _size_rules(config: Config) -> Iterator[Rule]:
     yield "learner.updates_per_call", learner.updates_per_call <= learner.prefetch_batches, most
     yield (
         "learner.batch_size",
-        learner.largest_draw <= 2**22,
-        f"with learner.updates_per_call, {learner.largest_draw} a draw, must be at most {2**22}",
+        learner.largest_sample <= 2**22,
+        f"with learner.updates_per_call, {learner.largest_sample} a draw, must be at most {2**22}",
     )
     skip = environment.frame_skip
     total, first = config.total_environment_frames, replay.min_size_to_sample * environment.frame_skip

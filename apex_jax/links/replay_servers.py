@@ -14,7 +14,7 @@ import zmq
 
 from apex_jax.host.errors import RunError
 from apex_jax.links.sampling_client import SEGMENTS_WINDOW, Received, SamplingClient, Segments
-from apex_jax.replay.shares import counts_of, importance_weights, shares_of
+from apex_jax.replay.fractions import counts_of, fractions_of, importance_weights
 from apex_jax.run.identity import RunIdentity
 from apex_jax.segment_codec import NO_LIMITS, ValueLimits
 from apex_jax.transport.messages import IndexBatches, LearnerHello
@@ -54,7 +54,7 @@ class Merged(NamedTuple):
 class Plan:
     """A group of batches that was asked of some servers."""
 
-    shares: np.ndarray  # float64[S], of each server in each batch
+    fractions: np.ndarray  # float64[S], of each server in each batch
     counts: np.ndarray  # int32[K, S], transitions asked for
     answers: dict[int, Received] = field(default_factory=dict)  # by server
     is_void: bool = False  # a server was lost before it answered; the answers of the others are not used
@@ -70,7 +70,7 @@ class ServerState:
     epoch: int = 0  # of the client, when this record began
     total_priority: float = 0.0
     size_transitions: int = 0
-    allowed_draws: int = 0
+    allowed_samples: int = 0
     asked: deque[Plan] = field(default_factory=deque)  # not answered yet, in the order of the answers
     holds: Plan | None = None  # its answer waits for those of other servers; its later items must not be consumed yet
 
@@ -82,19 +82,19 @@ class ServerState:
     def can_give(self, transitions: int) -> bool:
         """Returns whether its rate limiter allows this many draws beside those that it was asked for."""
         pending = sum(int(plan.counts[:, self.number].sum()) for plan in self.asked)
-        return self.is_joined and self.total_priority > 0 and self.allowed_draws - pending >= transitions
+        return self.is_joined and self.total_priority > 0 and self.allowed_samples - pending >= transitions
 
 
 class ReplayServers:
-    """Joins every replay server, asks each for its share of a group of batches, and merges the answers.
+    """Joins every replay server, asks each for its fraction of a group of batches, and merges the answers.
 
     The learner calls `next` for an item, `consumed` when it has processed the item, and `update_priorities`, as if
     there were one server. An answer is held until those of the other servers are there, and what the same server sends
     behind it as well, so that the frame store is always what each server was when it drew.
 
-    A server that is lost, or that its rate limiter stops, is drawn around: the shares are those of the other servers.
-    It is drawn from again once it has sent its live segments and may be drawn
-    from. A lone server is asked in any case, and answers when it can.
+    No batch takes transitions from a server that is lost or that its rate limiter stops; the other servers give more.
+    It takes some again once the server has sent its live segments and its limiter allows it. A lone server is asked in
+    any case, and answers when it can.
     """
 
     def __init__(
@@ -115,15 +115,15 @@ class ReplayServers:
     ):
         """Connects. `capacity_segments`: of each server; `groups`: of batches, asked for or being processed.
 
-        `beta`: exponent of the importance weights; `rng`: for the rounding of shares; `min_size_to_sample`: transitions
+        `beta`: exponent of the importance weights; `rng`: for the rounding of counts; `min_size_to_sample`: transitions
         of all servers together at which learning begins; `away_limit_seconds`: how long all servers may be unreachable
         before a RunError is raised, 0 = forever; `run`, `limits`: see `SamplingClient`; `devices`: of the learner, each
-        of which has the segments of equally many servers, in their order, and gets an equal share of each batch.
+        of which has the segments of equally many servers, in their order, and gets an equal fraction of each batch.
         """
         self._devices = devices
         self._hello = hello
         self._offset = capacity_segments  # segments of the frame store between the first ones of two servers
-        self._slots = spec.slots
+        self._frame_slots = spec.slots
         self._groups = groups
         self._beta = beta
         self._rng = rng
@@ -242,11 +242,11 @@ class ReplayServers:
         batches, size = self._hello.batches_at_once, self._hello.batch_size
         while len(self._plans) + self._in_process < self._groups:
             totals = self._totals(batches * size)
-            if not totals.reshape(self._devices, -1).any(axis=1).all():  # each device needs its share
+            if not totals.reshape(self._devices, -1).any(axis=1).all():  # each device needs its fraction
                 return
-            shares = shares_of(totals, self._devices)
-            counts = counts_of(shares, size, self._rng.random(batches))
-            plan = Plan(shares, counts)
+            fractions = fractions_of(totals, self._devices)
+            counts = counts_of(fractions, size, self._rng.random(batches))
+            plan = Plan(fractions, counts)
             self._plans.append(plan)
             for number in np.flatnonzero(totals).tolist():
                 server = self.servers[number]
@@ -259,7 +259,7 @@ class ReplayServers:
             return np.array([self.servers[0].is_joined], np.float64)
         joined = [server for server in self.servers if server.is_joined]
         enough = sum(server.size_transitions for server in joined) >= self._min_size
-        self._has_begun |= enough or all(server.allowed_draws for server in joined)  # full rings may hold fewer
+        self._has_begun |= enough or all(server.allowed_samples for server in joined)  # full rings may hold fewer
         if not self._has_begun:
             return np.zeros(len(self.servers))
         return np.array([server.total_priority * server.can_give(transitions) for server in self.servers])
@@ -289,7 +289,7 @@ class ReplayServers:
             self._void(plan)
         server.asked.clear()
         server.epoch = epoch
-        server.total_priority, server.size_transitions, server.allowed_draws = 0.0, 0, 0
+        server.total_priority, server.size_transitions, server.allowed_samples = 0.0, 0, 0
 
     def _give_up_answers(self) -> None:
         """Voids the plans that wait for a server that is lost. All items that have arrived must be taken."""
@@ -320,10 +320,11 @@ class ReplayServers:
                     self._rejoin(server, item.epoch)
                 content = item.content
                 server.total_priority, server.size_transitions = content.total_priority, content.size_transitions
-                server.allowed_draws = content.allowed_draws
+                server.allowed_samples = content.allowed_samples
                 if isinstance(content, Segments):
-                    slots = content.slots + np.int32(server.number * self._offset)
-                    return Merged(content._replace(slots=slots), (Contribution(server.number, item, slice(0)),))
+                    ring_slots = content.ring_slots + np.int32(server.number * self._offset)
+                    part = Contribution(server.number, item, slice(0))
+                    return Merged(content._replace(ring_slots=ring_slots), (part,))
                 plan = server.asked.popleft()
                 if not plan.is_void:
                     plan.answers[server.number] = item
@@ -338,7 +339,7 @@ class ReplayServers:
         self._in_process += 1
         for number in plan.answers:
             self.servers[number].holds = None
-        return merge(plan, self._beta, self._offset * self._slots)
+        return merge(plan, self._beta, self._offset * self._frame_slots)
 
 
 def merge(plan: Plan, beta: float, stride: int) -> Merged:
@@ -353,7 +354,7 @@ def merge(plan: Plan, beta: float, stride: int) -> Merged:
         where = slice(None) if is_alone else owner == number
         assert isinstance(item.content, IndexBatches)
         indices[where] = item.content.indices + np.int32(number * stride)
-        probabilities[where] = item.content.probabilities * plan.shares[number]
+        probabilities[where] = item.content.probabilities * plan.fractions[number]
         parts.append(Contribution(number, item, where))
         contents.append(item.content)
     sizes = np.array([content.size_transitions for content in contents], np.float64)

@@ -17,7 +17,7 @@ import zmq
 from apex_jax.host.errors import RunError
 from apex_jax.links.client import LinkClient
 from apex_jax.links.connection import Connection, Patience
-from apex_jax.replay.shares import MIN_PROBABILITY
+from apex_jax.replay.fractions import MIN_PROBABILITY
 from apex_jax.run.identity import RunIdentity
 from apex_jax.segment_codec import (
     NO_LIMITS,
@@ -52,12 +52,12 @@ REFUSED_SECONDS = 30.0  # retry limit while another learner is connected; a dead
 class Segments(NamedTuple):
     """Decoded segments, to be written to the frame store before later items are consumed."""
 
-    slots: np.ndarray  # int32[N]
+    ring_slots: np.ndarray  # int32[N]
     frames: np.ndarray  # uint8|float32[N, L, *O]
     columns: Columns  # [N, L, ...] each
     total_priority: float  # of the server, as in `StreamedSegments`
     size_transitions: int
-    allowed_draws: int
+    allowed_samples: int
 
 
 class Received(NamedTuple):
@@ -103,7 +103,7 @@ class SamplingClient(LinkClient):
         self.environment_steps = hello.environment_steps  # of the whole run; updated by the learner
         self._capacity_segments = capacity_segments
         self._window = window
-        # Each item answers a request or uses a segment of credit; one more slot is for the final error.
+        # Each item answers a request or uses a segment of credit; one more place is for the final error.
         self._items: queue.Queue[Received | RunError] = queue.Queue(groups + window + 1)
         self._outbox: deque[tuple[int, Any]] = deque()  # (epoch to which it belongs, message)
         self._asked: deque[tuple[int, int]] = deque()  # (epoch, transitions) of each request without an answer
@@ -139,7 +139,7 @@ class SamplingClient(LinkClient):
     def consumed(self, item: Received) -> None:
         """Returns the credit of processed segments to the server."""
         assert isinstance(item.content, Segments)
-        credit = Credit(self._hello.peer_id, len(item.content.slots), environment_steps=self.environment_steps)
+        credit = Credit(self._hello.peer_id, len(item.content.ring_slots), environment_steps=self.environment_steps)
         self._post(item.epoch, credit)
 
     def update_priorities(self, item: Received, priorities: np.ndarray) -> None:
@@ -255,7 +255,7 @@ class SamplingClient(LinkClient):
 
     def _on_segments(self, message: StreamedSegments) -> None:
         lengths = message.body_bytes
-        out_of_ring = (message.slots < 0).any() or (message.slots >= self._capacity_segments).any()
+        out_of_ring = (message.ring_slots < 0).any() or (message.ring_slots >= self._capacity_segments).any()
         if not len(lengths) or out_of_ring or (lengths < 0).any() or lengths.sum(dtype=np.int64) != len(message.bodies):
             raise self._connection.broken("streams segments that do not fit the replay")
         frames = np.empty((len(lengths), self._spec.slots, *self._spec.frame_shape), self._spec.frame_dtype)
@@ -267,8 +267,8 @@ class SamplingClient(LinkClient):
             self._report(message, corrupt)
         blank = zero_columns(self._spec)
         stacked = {name: np.stack([(each or blank)[name] for each in columns]) for name in blank}
-        holds = (message.total_priority, message.size_transitions, message.allowed_draws)
-        self._put(Segments(message.slots, frames, stacked, *holds))
+        holds = (message.total_priority, message.size_transitions, message.allowed_samples)
+        self._put(Segments(message.ring_slots, frames, stacked, *holds))
 
     def _decoded(self, body: memoryview, out: np.ndarray) -> Columns | None:
         """Returns a segment's columns and writes its frames to `out`; None and zeros if it is corrupt."""
@@ -289,7 +289,7 @@ class SamplingClient(LinkClient):
         if not self._has_reported:
             self._has_reported = True
             _log.warning("segments from the replay server are corrupt: reported to it (logged once, counted)")
-        report = CorruptSegments(self._hello.peer_id, message.slots[corrupt], message.generations[corrupt])
+        report = CorruptSegments(self._hello.peer_id, message.ring_slots[corrupt], message.generations[corrupt])
         self._outbox.append((self.epoch, report))
 
     def _on_batches(self, message: IndexBatches) -> None:

@@ -12,7 +12,7 @@ import zmq
 from apex_jax.config import Config
 from apex_jax.links.server import LinkServer
 from apex_jax.process import digest_of_peer_id
-from apex_jax.replay.buffer import Draw
+from apex_jax.replay.buffer import Sample
 from apex_jax.replay.replay import Replay
 from apex_jax.run.identity import RunIdentity
 from apex_jax.transport import sockets
@@ -102,10 +102,10 @@ class SamplingServer(LinkServer[LearnerPeer]):
         if learner is None or not self._send_segments(learner):
             return
         learner.has_caught_up = True
-        while learner.asked and self._replay.can_draw(int(learner.asked[0].sum())):
-            draw = self._replay.draw(learner.asked[0], now_seconds)
-            if not sockets.send(self._socket, self._batches(draw), learner.connection_id):
-                self._replay.take_back(draw)
+        while learner.asked and self._replay.can_sample(int(learner.asked[0].sum())):
+            sample = self._replay.sample(learner.asked[0], now_seconds)
+            if not sockets.send(self._socket, self._batches(sample), learner.connection_id):
+                self._replay.take_back(sample)
                 return
             learner.asked.popleft()
 
@@ -119,8 +119,8 @@ class SamplingServer(LinkServer[LearnerPeer]):
         if learner is None or learner.cursor == self._replay.buffer.inserted_segments:
             return False
         if not learner.asked:  # a learner of several servers asks this one once it has caught up
-            return not learner.has_caught_up and self._replay.can_draw(1)
-        return self._replay.can_draw(int(learner.asked[0].sum()))
+            return not learner.has_caught_up and self._replay.can_sample(1)
+        return self._replay.can_sample(int(learner.asked[0].sum()))
 
     def _send_segments(self, learner: LearnerPeer) -> bool:
         """Sends the segments the learner lacks. Returns True once all are sent, so that batches may follow."""
@@ -133,13 +133,13 @@ class SamplingServer(LinkServer[LearnerPeer]):
             cursor = run.cursor - len(run.bodies) + count
             is_behind = not learner.has_caught_up and cursor < self._replay.buffer.inserted_segments
             message = StreamedSegments(
-                slots=run.slots[:count],
+                ring_slots=run.ring_slots[:count],
                 generations=run.generations[:count],
                 body_bytes=body_bytes[:count],
                 bodies=b"".join(run.bodies[:count]),
                 total_priority=self._replay.buffer.total_priority,
                 size_transitions=self._replay.buffer.size_transitions,
-                allowed_draws=0 if is_behind else self._replay.allowed_draws,
+                allowed_samples=0 if is_behind else self._replay.allowed_samples,
             )
             if not sockets.send(self._socket, message, learner.connection_id):
                 return False
@@ -147,18 +147,18 @@ class SamplingServer(LinkServer[LearnerPeer]):
             learner.segments_credit -= count
         return True
 
-    def _batches(self, draw: Draw) -> IndexBatches:
+    def _batches(self, sample: Sample) -> IndexBatches:
         return IndexBatches(
-            indices=draw.indices,
-            generations=draw.generations,
-            probabilities=draw.probabilities,
+            indices=sample.indices,
+            generations=sample.generations,
+            probabilities=sample.probabilities,
             total_priority=self._replay.buffer.total_priority,
             size_transitions=self._replay.buffer.size_transitions,
-            allowed_draws=self._replay.allowed_draws,
+            allowed_samples=self._replay.allowed_samples,
             replay_id=self._replay.journal.replay_id,
             environment_steps=min(self._replay.environment_steps, MAX_ENVIRONMENT_STEPS),
             samples_per_insert=min(self._replay.samples_per_insert, MAX_SAMPLES_PER_INSERT),
-            age_seconds=draw.age_seconds,
+            age_seconds=sample.age_seconds,
         )
 
     def _on_hello(self, connection_id: bytes, message: LearnerHello, now_seconds: float) -> None:
@@ -196,7 +196,7 @@ class SamplingServer(LinkServer[LearnerPeer]):
             expected = f"the learner expects number {message.replay_index} at this place of its addresses.sampling"
             reason = f"this replay server has replay.index={index}, {expected}; correct one of them"
             return Refusal(reason=reason, final=True)
-        if message.batches_at_once * message.batch_size > (largest := self._config.learner.largest_draw):
+        if message.batches_at_once * message.batch_size > (largest := self._config.learner.largest_sample):
             asked = f"{message.batches_at_once} batches of {message.batch_size}"
             reason = f"{asked} at once exceed the {largest} transitions in the replay server's config; use the same one"
             return Refusal(reason=reason, final=True)
@@ -225,7 +225,7 @@ class SamplingServer(LinkServer[LearnerPeer]):
         self.dropped["invalid_priority"] += result.invalid
 
     def _on_corrupt_segments(self, connection_id: bytes, message: CorruptSegments, now_seconds: float) -> None:
-        discarded = self._replay.buffer.discard(message.slots, message.generations)
+        discarded = self._replay.buffer.discard(message.ring_slots, message.generations)
         if discarded and not self.dropped["corrupt_segment"]:
             _log.warning("the learner cannot decode some segments: they are drawn no more (logged once, counted)")
         self.dropped["corrupt_segment"] += discarded

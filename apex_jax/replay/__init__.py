@@ -5,7 +5,7 @@ No socket and no clock.
     sum_tree        draws in proportion to a value
     replay          the modules below as one object
     buffer          ring of encoded segments, prioritized draws, priority updates
-    shares          batches over several replay servers, and importance weights
+    fractions       batches over several replay servers, and importance weights
     rate_limiter    keeps the ratio of transitions drawn to transitions stored
     ledger          the outcome of every transition
     journal         records every event, and restores the replay from these records

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from apex_jax.host.compiled import FLOATS_READ, INTEGERS_READ, compiled
-from apex_jax.replay.shares import MIN_PROBABILITY
+from apex_jax.replay.fractions import MIN_PROBABILITY
 from apex_jax.replay.sum_tree import SumTree
 from apex_jax.types import Columns, SegmentSpec
 
@@ -18,10 +18,10 @@ MAX_EXPONENT = 10.0
 MIN_PRIORITY, MAX_PRIORITY = 1e-29, 1e29  # clipping range; raised to MAX_EXPONENT, both stay finite and above 0
 
 
-class Draw(NamedTuple):
+class Sample(NamedTuple):
     """The N transitions of K batches, one batch after the other, drawn from one state of the replay."""
 
-    indices: np.ndarray  # int32[N], segment slot x L + frame slot
+    indices: np.ndarray  # int32[N], ring slot x L + frame slot
     generations: np.ndarray  # uint32[N], generation of the drawn segment, see `ReplayBuffer`
     probabilities: np.ndarray  # float64[N], P(i) of each transition
     age_seconds: float  # mean over the drawn transitions since their insertion
@@ -38,14 +38,14 @@ class PriorityResult(NamedTuple):
 class SegmentRun(NamedTuple):
     """Live segments in the order of their insertion."""
 
-    slots: np.ndarray  # int32[N], positions in the ring
+    ring_slots: np.ndarray  # int32[N], positions in the ring
     generations: np.ndarray  # uint32[N]
     bodies: tuple[bytes, ...]  # as they were inserted
     cursor: int  # insertion id of the last one, from which the next run continues
 
 
 class BufferState(NamedTuple):
-    """Everything in a buffer except the bodies; the arrays have one row per used slot of the ring, M in all."""
+    """Everything in a buffer except the bodies; the arrays have one row per used ring slot, M in all."""
 
     inserted_segments: int
     priority_exponent: float
@@ -67,10 +67,10 @@ class StoredSegments(NamedTuple):
 class ReplayBuffer:
     """FIFO ring of encoded segments whose transitions are drawn in proportion to priority^alpha.
 
-    Leaf slot x L + f of the tree belongs to the transition that starts at frame slot f of the segment in `slot`. A leaf
-    without a transition is 0 and never drawn. Insertion k = 1, 2, 3 ... goes to slot (k - 1) mod capacity_segments, and
-    the low 32 bits of k are the segment's generation. The buffer has no clock: the caller passes `now_seconds`, which
-    must not decrease.
+    The ring has a slot for each segment, a segment has L frame slots. Leaf r x L + f of the tree belongs to the
+    transition that starts at frame slot f of the segment in ring slot r. A leaf without a transition is 0 and never
+    drawn. Insertion k = 1, 2, 3 ... goes to ring slot (k - 1) mod capacity_segments, and the low 32 bits of k are the
+    segment's generation. The buffer has no clock: the caller passes `now_seconds`, which must not decrease.
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class ReplayBuffer:
         self.inserted_segments = 0
         self.size_transitions = 0
         self.max_priority = 0.0  # largest ever stored, before the priority exponent is applied
-        self._slots = spec.slots
+        self._frame_slots = spec.slots
         self._from_actors = from_actors
         self._alpha = priority_exponent
         self._rng = rng
@@ -141,35 +141,37 @@ class ReplayBuffer:
         return self._body_bytes + self._tree.nbytes + sum(array.nbytes for array in arrays)
 
     def insert(self, body: bytes, columns: Columns, now_seconds: float) -> int:
-        """Stores an encoded segment, evicts the oldest one if the ring is full, and returns the slot.
+        """Stores an encoded segment, evicts the oldest one if the ring is full, and returns the ring slot.
 
         `body` is stored unchanged. Raises ValueError and changes nothing unless the priorities are float[L], finite and
         not negative.
         """
         priority = columns["priority"]
-        if priority.shape != (self._slots,):
-            raise ValueError(f"priorities of shape {priority.shape} do not fit segments of {self._slots} frame slots")
+        if priority.shape != (self._frame_slots,):
+            raise ValueError(
+                f"priorities of shape {priority.shape} do not fit segments of {self._frame_slots} frame slots"
+            )
         largest = float(priority.max())
         if not (priority.min() >= 0 and largest < np.inf):
             raise ValueError(f"priorities from {priority.min()} to {largest} are not all finite and at least 0")
         if not self._from_actors:
             largest = self.max_priority or 1.0
             priority = np.where(priority > 0, largest, 0.0)
-        slot = self.inserted_segments % self.capacity_segments
+        ring_slot = self.inserted_segments % self.capacity_segments
         num_transitions = int(np.count_nonzero(priority))
-        self._tree.set_range(slot * self._slots, self._exponentiate(priority))
-        self.size_transitions += num_transitions - int(self._num_transitions[slot])
-        self._num_transitions[slot] = num_transitions
-        self._body_bytes += len(body) - len(self._bodies[slot])
-        self._bodies[slot] = body
+        self._tree.set_range(ring_slot * self._frame_slots, self._exponentiate(priority))
+        self.size_transitions += num_transitions - int(self._num_transitions[ring_slot])
+        self._num_transitions[ring_slot] = num_transitions
+        self._body_bytes += len(body) - len(self._bodies[ring_slot])
+        self._bodies[ring_slot] = body
         self.inserted_segments += 1
-        self._insertion_ids[slot] = self.inserted_segments
-        self._generations[slot] = self.inserted_segments & 0xFFFFFFFF
-        self._insert_seconds[slot] = now_seconds
+        self._insertion_ids[ring_slot] = self.inserted_segments
+        self._generations[ring_slot] = self.inserted_segments & 0xFFFFFFFF
+        self._insert_seconds[ring_slot] = now_seconds
         self.max_priority = max(self.max_priority, largest)
-        return slot
+        return ring_slot
 
-    def sample(self, counts: ArrayLike, now_seconds: float) -> Draw:
+    def sample(self, counts: ArrayLike, now_seconds: float) -> Sample:
         """Draws counts[k] transitions for each of K batches, P(i) = p_i^alpha / sum_j p_j^alpha, in counts[k] strata.
 
         `counts`: int[K], which may be 0. Raises ValueError if there is something to draw and no transition is stored.
@@ -178,18 +180,18 @@ class ReplayBuffer:
         strata = np.repeat(counts, counts)  # of its batch, for each draw
         if not strata.size:
             nothing = np.zeros(0, np.int32)
-            return Draw(nothing, nothing.astype(np.uint32), np.zeros(0), 0.0)
+            return Sample(nothing, nothing.astype(np.uint32), np.zeros(0), 0.0)
         if self.size_transitions == 0:
             raise ValueError("no transition is stored: there is nothing to draw, wait for min_size_to_sample")
         total = self._tree.total
         stratum = np.arange(strata.size) - np.repeat(np.cumsum(counts) - counts, counts)
         leaves = self._tree.find((stratum + self._rng.random(strata.size)) * (total / strata))
-        slots = leaves // self._slots
-        return Draw(
+        ring_slots = leaves // self._frame_slots
+        return Sample(
             indices=leaves.astype(np.int32),
-            generations=self._generations[slots],
+            generations=self._generations[ring_slots],
             probabilities=np.maximum(self._tree.get(leaves) / total, MIN_PROBABILITY),
-            age_seconds=float((now_seconds - self._insert_seconds[slots]).mean()),
+            age_seconds=float((now_seconds - self._insert_seconds[ring_slots]).mean()),
         )
 
     def update_priorities(self, indices: np.ndarray, generations: np.ndarray, priorities: np.ndarray) -> PriorityResult:
@@ -209,7 +211,7 @@ class ReplayBuffer:
         with np.errstate(invalid="ignore"):  # a signalling NaN is rejected below like any other
             priorities = np.ascontiguousarray(priorities, np.float64)
         applicable, stale = _applicable(
-            leaves, generations, priorities, self._generations, self._tree.leaves, self._slots
+            leaves, generations, priorities, self._generations, self._tree.leaves, self._frame_slots
         )
         applied = int(np.count_nonzero(applicable))
         if applied:
@@ -218,15 +220,15 @@ class ReplayBuffer:
             self.max_priority = max(self.max_priority, float(priorities.max()))
         return PriorityResult(applied, stale, indices.size - applied - stale)
 
-    def discard(self, slots: np.ndarray, generations: np.ndarray) -> int:
+    def discard(self, ring_slots: np.ndarray, generations: np.ndarray) -> int:
         """Sets to 0 all priorities of those segments int[N] that are still stored; returns how many it changed."""
         discarded = 0
-        for slot, generation in zip(slots.tolist(), generations.tolist(), strict=True):
-            is_stored = 0 <= slot < self.capacity_segments and self._generations[slot] == generation
-            if is_stored and self._num_transitions[slot]:
-                self._tree.set_range(slot * self._slots, np.zeros(self._slots))
-                self.size_transitions -= int(self._num_transitions[slot])
-                self._num_transitions[slot] = 0
+        for ring_slot, generation in zip(ring_slots.tolist(), generations.tolist(), strict=True):
+            is_stored = 0 <= ring_slot < self.capacity_segments and self._generations[ring_slot] == generation
+            if is_stored and self._num_transitions[ring_slot]:
+                self._tree.set_range(ring_slot * self._frame_slots, np.zeros(self._frame_slots))
+                self.size_transitions -= int(self._num_transitions[ring_slot])
+                self._num_transitions[ring_slot] = 0
                 discarded += 1
         return discarded
 
@@ -240,11 +242,11 @@ class ReplayBuffer:
             raise ValueError(f"cursor {cursor} is not in [0, {self.inserted_segments}]: it is of another replay buffer")
         first = max(cursor, self.inserted_segments - self.size_segments)
         last = min(first + max_segments, self.inserted_segments)
-        slots = np.arange(first, last) % self.capacity_segments
+        ring_slots = np.arange(first, last) % self.capacity_segments
         return SegmentRun(
-            slots=slots.astype(np.int32),
-            generations=self._generations[slots],
-            bodies=tuple(self._bodies[slot] for slot in slots),
+            ring_slots=ring_slots.astype(np.int32),
+            generations=self._generations[ring_slots],
+            bodies=tuple(self._bodies[ring_slot] for ring_slot in ring_slots),
             cursor=last,
         )
 
@@ -257,7 +259,7 @@ class ReplayBuffer:
             max_priority=self.max_priority,
             random_state=dict(self._rng.bit_generator.state),
             insertion_ids=self._insertion_ids[:used].copy(),
-            leaves=self._tree.leaves[: used * self._slots].reshape(used, self._slots).copy(),
+            leaves=self._tree.leaves[: used * self._frame_slots].reshape(used, self._frame_slots).copy(),
             ages_seconds=now_seconds - self._insert_seconds[:used],
         )
 
@@ -278,14 +280,14 @@ class ReplayBuffer:
         priorities = segments.priorities[fitting]
         known = np.zeros(len(insertion_ids), bool)
         ages = np.zeros(len(insertion_ids))
-        leaves = np.zeros((len(insertion_ids), self._slots))
+        leaves = np.zeros((len(insertion_ids), self._frame_slots))
         if state is not None:
             self._rng.bit_generator.state = state.random_state
             self.max_priority = state.max_priority
-            slots, in_state = _places(state.insertion_ids, insertion_ids)
-            ages[in_state] = state.ages_seconds[slots]
-            if state.priority_exponent == self._alpha and state.leaves.shape[1] == self._slots:
-                leaves[in_state] = state.leaves[slots]
+            ring_slots, in_state = _places(state.insertion_ids, insertion_ids)
+            ages[in_state] = state.ages_seconds[ring_slots]
+            if state.priority_exponent == self._alpha and state.leaves.shape[1] == self._frame_slots:
+                leaves[in_state] = state.leaves[ring_slots]
                 is_discarded = ~(leaves > 0).any(axis=1)
                 known = in_state & (is_discarded | ((leaves > 0) == (priorities > 0)).all(axis=1))
         leaves[~known] = self._first_powers(priorities[~known])
@@ -298,7 +300,7 @@ class ReplayBuffer:
     def check_valid(self) -> None:
         """Asserts that tree, columns and counters are consistent."""
         self._tree.check_valid()
-        leaves = self._tree.get(np.arange(self._tree.capacity)).reshape(-1, self._slots)
+        leaves = self._tree.get(np.arange(self._tree.capacity)).reshape(-1, self._frame_slots)
         assert ((leaves > 0).sum(axis=1) == self._num_transitions).all(), "leaves above zero are not the transitions"
         assert self.size_transitions == self._num_transitions.sum(), "size_transitions has drifted"
         assert self._body_bytes == sum(map(len, self._bodies)), "stored_bytes has drifted"
@@ -316,24 +318,24 @@ class ReplayBuffer:
         return self._exponentiate(priorities)
 
     def _fill(self, bodies: Sequence[bytes], leaves: np.ndarray, insert_seconds: np.ndarray) -> np.ndarray:
-        """Stores N segments as the newest insertions, the last of them number `inserted_segments`; returns their slots.
+        """Stores N segments as the newest insertions, the last of them number `inserted_segments`.
 
-        leaves: float64[N, L].
+        Returns their ring slots. `leaves`: float64[N, L].
         """
         insertion_ids = np.arange(self.inserted_segments - len(bodies) + 1, self.inserted_segments + 1)
-        slots = (insertion_ids - 1) % self.capacity_segments
-        ring = np.zeros((self.capacity_segments, self._slots))
-        ring[slots] = leaves
+        ring_slots = (insertion_ids - 1) % self.capacity_segments
+        ring = np.zeros((self.capacity_segments, self._frame_slots))
+        ring[ring_slots] = leaves
         self._tree.set_range(0, ring.ravel())
-        self._generations[slots] = (insertion_ids & 0xFFFFFFFF).astype(np.uint32)
-        self._insert_seconds[slots] = insert_seconds
-        self._num_transitions[slots] = np.count_nonzero(leaves, axis=1)
+        self._generations[ring_slots] = (insertion_ids & 0xFFFFFFFF).astype(np.uint32)
+        self._insert_seconds[ring_slots] = insert_seconds
+        self._num_transitions[ring_slots] = np.count_nonzero(leaves, axis=1)
         self.size_transitions = int(self._num_transitions.sum())
-        for slot, body in zip(slots.tolist(), bodies, strict=True):
-            self._bodies[slot] = body
+        for ring_slot, body in zip(ring_slots.tolist(), bodies, strict=True):
+            self._bodies[ring_slot] = body
         self._body_bytes = sum(map(len, bodies))
         self._missing = self.inserted_segments - len(bodies)
-        return slots
+        return ring_slots
 
     def _exponentiate(self, priority: np.ndarray) -> np.ndarray:
         """Returns float64[N], priority^alpha for each priority above 0, and 0 for the others (0^0 would be 1)."""
@@ -356,14 +358,14 @@ def _applicable(
     priorities: np.ndarray,
     live_generations: np.ndarray,
     values: np.ndarray,
-    slots: int,
+    frame_slots: int,
 ) -> tuple[np.ndarray, int]:
     """Returns bool[N], the applicable elements of a priority update, and the number of stale ones."""
     applicable, stale = np.zeros(leaves.size, np.bool_), 0
     for i in range(leaves.size):
         if not (0 <= leaves[i] < values.size and 0 < priorities[i] < np.inf):
             continue
-        if live_generations[leaves[i] // slots] != generations[i]:
+        if live_generations[leaves[i] // frame_slots] != generations[i]:
             stale += 1
         else:
             applicable[i] = values[leaves[i]] > 0  # a leaf of 0 has no transition

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 
 
-def least_error_buffer(samples_per_insert: float, largest_insert: int, largest_draw: int) -> float:
+def least_error_buffer(samples_per_insert: float, largest_insert: int, largest_sample: int) -> float:
     """Returns the smallest error buffer, in samples, with which the two sides of a `RateLimiter` cannot deadlock."""
-    return (largest_draw + samples_per_insert * largest_insert) / 2
+    return (largest_sample + samples_per_insert * largest_insert) / 2
 
 
 class RateLimiter:

@@ -13,12 +13,12 @@ from numpy.typing import ArrayLike
 
 from apex_jax.config import Config
 from apex_jax.host.errors import UsageError
-from apex_jax.replay.buffer import Draw, PriorityResult, ReplayBuffer
+from apex_jax.replay.buffer import PriorityResult, ReplayBuffer, Sample
 from apex_jax.replay.journal import Journal
 from apex_jax.replay.ledger import Ledger
 from apex_jax.replay.rate_limiter import RateLimiter, least_error_buffer
 from apex_jax.replay.snapshots import Counters
-from apex_jax.types import MAX_ALLOWED_DRAWS, Columns, SegmentRecord, SegmentSpec
+from apex_jax.types import MAX_ALLOWED_SAMPLES, Columns, SegmentRecord, SegmentSpec
 
 
 class Replay:
@@ -55,40 +55,40 @@ class Replay:
 
     def insert(self, segment: SegmentRecord, columns: Columns, now_seconds: float) -> int:
         """Stores a segment and returns its slot in the ring; a full ring evicts its oldest segment."""
-        slot = self.buffer.insert(segment.body, columns, now_seconds)
+        ring_slot = self.buffer.insert(segment.body, columns, now_seconds)
         self.limiter.insert(segment.transitions)
         self.ledger.store(segment.peer_id, segment.sequence, segment.produced, segment.transitions)
         self.journal.on_segment(self.buffer.inserted_segments, segment)
-        return slot
+        return ring_slot
 
     def refuse(self, segment: SegmentRecord, reason: str) -> None:
         """Counts a segment that was rejected; `reason`: one of `apex_jax.replay.ledger.REFUSALS`."""
         self.ledger.refuse(segment.peer_id, segment.sequence, segment.produced, segment.transitions, reason)
         self.journal.on_refusal(segment, reason)
 
-    # Drawing
+    # Sampling
 
-    def can_draw(self, transitions: int) -> bool:
-        """Returns whether the rate limiter allows a draw of this many transitions; it always allows none."""
+    def can_sample(self, transitions: int) -> bool:
+        """Returns whether the rate limiter allows a sample of this many transitions; it always allows none."""
         return transitions == 0 or self.limiter.can_sample(
             transitions, self.buffer.size_transitions, self.buffer.is_full
         )
 
-    def draw(self, counts: ArrayLike, now_seconds: float) -> Draw:
+    def sample(self, counts: ArrayLike, now_seconds: float) -> Sample:
         """Draws counts[k] transitions for each of K batches, see `ReplayBuffer.sample`; the limiter counts them."""
-        draw = self.buffer.sample(counts, now_seconds)
-        self.limiter.sample(draw.indices.size)
-        return draw
+        sample = self.buffer.sample(counts, now_seconds)
+        self.limiter.sample(sample.indices.size)
+        return sample
 
-    def take_back(self, draw: Draw) -> None:
-        """Uncounts a draw that did not reach the learner."""
-        self.limiter.sampled -= draw.indices.size
+    def take_back(self, sample: Sample) -> None:
+        """Uncounts a sample that did not reach the learner."""
+        self.limiter.sampled -= sample.indices.size
 
     @property
-    def allowed_draws(self) -> int:
-        """How many transitions the rate limiter allows to be drawn now, at most MAX_ALLOWED_DRAWS."""
+    def allowed_samples(self) -> int:
+        """How many transitions the rate limiter allows to be drawn now, at most MAX_ALLOWED_SAMPLES."""
         return int(
-            min(MAX_ALLOWED_DRAWS, self.limiter.allowed_samples(self.buffer.size_transitions, self.buffer.is_full))
+            min(MAX_ALLOWED_SAMPLES, self.limiter.allowed_samples(self.buffer.size_transitions, self.buffer.is_full))
         )
 
     def update_priorities(self, indices: np.ndarray, generations: np.ndarray, priorities: np.ndarray) -> PriorityResult:
@@ -136,15 +136,15 @@ class Replay:
 
 def make_limiter(config: Config, spec: SegmentSpec) -> RateLimiter:
     """Returns the run's rate limiter; raises UsageError if actors and learner would wait for each other."""
-    replay, insert, draw = config.replay, spec.max_transitions, config.learner.largest_draw
+    replay, insert, draw = config.replay, spec.max_transitions, config.learner.largest_sample
     min_size = -(-replay.min_size_to_sample // replay.servers)  # of this server
-    share_samples = min_size * replay.samples_per_insert  # what replay.error_buffer=1 is in samples
+    unit_samples = min_size * replay.samples_per_insert  # what replay.error_buffer=1 is in samples
     least = least_error_buffer(replay.samples_per_insert, insert, draw)
-    if share_samples and replay.error_buffer * share_samples < least:
+    if unit_samples and replay.error_buffer * unit_samples < least:
         several = f", replay.servers={replay.servers}" if replay.servers > 1 else ""
-        least_share = math.ceil(1e3 * least / share_samples) / 1e3
+        least_fraction = math.ceil(1e3 * least / unit_samples) / 1e3
         raise UsageError(
-            f"replay.error_buffer={replay.error_buffer:g}: must be at least {least_share:g}, or actors and learner"
+            f"replay.error_buffer={replay.error_buffer:g}: must be at least {least_fraction:g}, or actors and learner"
             f" would wait for each other for ever: {insert} transitions are stored and {draw} drawn at a time, with"
             f" replay.min_size_to_sample={replay.min_size_to_sample}{several} and"
             f" replay.samples_per_insert={replay.samples_per_insert:g}; raise it, or lower learner.updates_per_call or"
@@ -153,5 +153,5 @@ def make_limiter(config: Config, spec: SegmentSpec) -> RateLimiter:
     return RateLimiter(
         min_size_to_sample=min_size,
         samples_per_insert=replay.samples_per_insert,
-        error_buffer=replay.error_buffer * share_samples,
+        error_buffer=replay.error_buffer * unit_samples,
     )

@@ -12,7 +12,7 @@ from typing import Annotated, NamedTuple
 import numpy as np
 
 from apex_jax.types import (
-    MAX_ALLOWED_DRAWS,
+    MAX_ALLOWED_SAMPLES,
     MAX_COUNT,
     MAX_ENVIRONMENT_STEPS,
     MAX_SAMPLES_PER_INSERT,
@@ -163,27 +163,27 @@ class Credit(NamedTuple):
 class StreamedSegments(NamedTuple):
     """Segments new to the learner, in insertion order, on which the next `IndexBatches` may depend."""
 
-    slots: Annotated[np.ndarray, Array("int32", "N", MAX_STREAMED_SEGMENTS)]  # in the ring, [0, capacity_segments)
+    ring_slots: Annotated[np.ndarray, Array("int32", "N", MAX_STREAMED_SEGMENTS)]  # [0, capacity_segments)
     generations: Annotated[np.ndarray, Array("uint32", "N", MAX_STREAMED_SEGMENTS)]
     body_bytes: Annotated[np.ndarray, Array("int32", "N", MAX_STREAMED_SEGMENTS)]  # length of each body
     bodies: Annotated[bytes, Buffer(MAX_SEGMENT_BYTES)]  # all bodies, concatenated
     total_priority: Annotated[float, Real(0, MAX_TOTAL_PRIORITY)]  # sum of priority^alpha over the replay buffer now
     size_transitions: Annotated[int, Integer(0)]
-    allowed_draws: Annotated[int, Integer(0, MAX_ALLOWED_DRAWS)]  # transitions that could be drawn now
+    allowed_samples: Annotated[int, Integer(0, MAX_ALLOWED_SAMPLES)]  # transitions that could be drawn now
 
 
 class IndexBatches(NamedTuple):
-    """The answer to one row of `Credit.counts`: its share of K batches, drawn from one state of the replay buffer.
+    """The answer to one row of `Credit.counts`: its fraction of K batches, drawn from one state of the replay buffer.
 
     The transitions of the first batch come first. The statistics are those of the same moment.
     """
 
-    indices: Annotated[np.ndarray, Array("int32", "N")]  # segment slot x L + frame slot
-    generations: Annotated[np.ndarray, Array("uint32", "N")]  # of the segment in that slot; returned with priorities
+    indices: Annotated[np.ndarray, Array("int32", "N")]  # ring slot x L + frame slot
+    generations: Annotated[np.ndarray, Array("uint32", "N")]  # of the segments; returned with priorities
     probabilities: Annotated[np.ndarray, Array("float64", "N")]  # P(i) of a draw from this replay buffer alone
     total_priority: Annotated[float, Real(0, MAX_TOTAL_PRIORITY)]  # as in `StreamedSegments`
     size_transitions: Annotated[int, Integer(0)]
-    allowed_draws: Annotated[int, Integer(0, MAX_ALLOWED_DRAWS)]  # after this one
+    allowed_samples: Annotated[int, Integer(0, MAX_ALLOWED_SAMPLES)]  # after this one
     replay_id: Annotated[str, Text(16)]  # of the replay buffer; survives a restart that restores it
     environment_steps: Annotated[int, Integer(0, MAX_ENVIRONMENT_STEPS)]  # received by this replay buffer
     samples_per_insert: Annotated[float, Real(0, MAX_SAMPLES_PER_INSERT)]
@@ -203,7 +203,7 @@ class CorruptSegments(NamedTuple):
     """Streamed segments that the learner cannot decode; the server must stop drawing from them."""
 
     peer_id: PeerId
-    slots: Annotated[np.ndarray, Array("int32", "N", MAX_STREAMED_SEGMENTS)]
+    ring_slots: Annotated[np.ndarray, Array("int32", "N", MAX_STREAMED_SEGMENTS)]
     generations: Annotated[np.ndarray, Array("uint32", "N", MAX_STREAMED_SEGMENTS)]
 
 

@@ -101,7 +101,7 @@ class Learner:
         return item
 
     def _insert(self, item: Merged, segments: Segments) -> None:
-        self.stores.insert(segments.slots, segments.frames, segments.columns)
+        self.stores.insert(segments.ring_slots, segments.frames, segments.columns)
         self.replay.consumed(item)
 
     def _update(self, item: Merged, batches: Batches) -> None:

@@ -59,7 +59,7 @@ class ReplayServer:
                     role.sockets,
                     config.addresses.of_server("sampling", index),
                     self._monitors["sampling"],
-                    4 * config.learner.largest_draw,
+                    4 * config.learner.largest_sample,
                 )
             )
             opened.callback(self._monitors["sampling"].close)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from apex_jax.replay.shares import importance_weights
+from apex_jax.replay.fractions import importance_weights
 from apex_jax.replay.sum_tree import SumTree
 from apex_jax.transport import wire
 from apex_jax.transport.messages import (

@@ -98,7 +98,7 @@ class Fuzzer:
             body = self.random.choice(BODIES) if self.random.random() < 0.7 else self.damaged(BODIES[0])
             message = message._replace(body=body, crc=zlib.crc32(body))
         elif isinstance(message, StreamedSegments):
-            count = len(message.slots)
+            count = len(message.ring_slots)
             bodies = [self.random.choice(BODIES) for _ in range(count)]
             lengths = np.array([len(body) for body in bodies], np.int32)
             message = message._replace(body_bytes=lengths, bodies=b"".join(bodies))

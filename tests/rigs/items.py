@@ -87,12 +87,12 @@ def items_of(numbers: range) -> dict[str, np.ndarray]:
     }
 
 
-def draw_all(client: ReplayClient, numbers: Iterable[int], draws: int = 2000) -> None:
+def sample_all(client: ReplayClient, numbers: Iterable[int], draws: int = 2000) -> None:
     """Draws until every item was drawn, and no other one; checks each bit of them."""
     expected, missing = items_of(range(NUMBERS)), set(numbers)
     allowed = set(missing)
     for _ in range(draws):
-        items = client.draw(timeout_seconds=100).items
+        items = client.sample(timeout_seconds=100).items
         drawn = items["number"]
         assert allowed >= set(drawn.tolist())
         for name, column in items.items():

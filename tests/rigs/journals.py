@@ -78,14 +78,14 @@ class World:
         run = self.buffer.segments_since(0, 10**6)
         leaves = self.buffer._tree.leaves.reshape(-1, SPEC.slots)
         numbers = (int(decode_frames(body, SPEC)[0, 0]) for body in run.bodies)
-        return {number: leaves[slot].tolist() for number, slot in zip(numbers, run.slots, strict=True)}
+        return {number: leaves[slot].tolist() for number, slot in zip(numbers, run.ring_slots, strict=True)}
 
     def learn(self, number: int, priority: float) -> None:
         """Sets a new priority for the transitions of a live segment."""
         run = self.buffer.segments_since(0, 10**6)
         place = self.numbers().index(number)
         frames = np.flatnonzero(segment_of(number).columns["priority"])
-        indices = run.slots[place] * SPEC.slots + frames
+        indices = run.ring_slots[place] * SPEC.slots + frames
         generations = np.repeat(run.generations[place : place + 1], len(frames))
         result = self.buffer.update_priorities(indices, generations, np.full(len(frames), priority, np.float32))
         assert result.applied == len(frames)

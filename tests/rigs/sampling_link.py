@@ -50,16 +50,16 @@ def hello_of(
     return LearnerHello(peer_id, compatibility_key, environment_steps, batches_at_once=batches, batch_size=B)
 
 
-def streamed(*numbers: int, slots: list[int] | None = None, bodies: list[bytes] | None = None) -> StreamedSegments:
+def streamed(*numbers: int, ring_slots: list[int] | None = None, bodies: list[bytes] | None = None) -> StreamedSegments:
     bodies = bodies or [encode_segment(segment_of(number), SPEC) for number in numbers]
     return StreamedSegments(
-        slots=np.array(slots or [number - 1 for number in numbers], np.int32),
+        ring_slots=np.array(ring_slots or [number - 1 for number in numbers], np.int32),
         generations=np.array(numbers, np.uint32),
         body_bytes=np.array([len(body) for body in bodies], np.int32),
         bodies=b"".join(bodies),
         total_priority=1.0,
         size_transitions=6,
-        allowed_draws=100,
+        allowed_samples=100,
     )
 
 
@@ -70,7 +70,7 @@ def batches_of(index: int, shape: tuple[int, int] = (K, B), environment_steps: i
         probabilities=np.ones(shape).ravel(),
         total_priority=1.0,
         size_transitions=6,
-        allowed_draws=100,
+        allowed_samples=100,
         replay_id="0123456789abcdef",
         environment_steps=environment_steps,
         samples_per_insert=1.0,
@@ -159,7 +159,7 @@ class Learner:
             return None
         if isinstance(item.content, Segments):
             numbers = item.content.frames[:, 0, 0].astype(int)
-            self.ring[item.content.slots] = numbers
+            self.ring[item.content.ring_slots] = numbers
             self.history += numbers.tolist()
         else:
             slots = item.content.indices // L

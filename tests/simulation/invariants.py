@@ -74,7 +74,7 @@ class Oracle:
         self.updates = 0  # groups of batches that were learned from
         self._owners: list[int] = [0]  # peer id by number of the segment
         self._streams: dict[int, tuple[Any, int]] = {}  # client and server of each actor there ever was, by peer id
-        self._draws: dict[tuple[int, bytes], np.ndarray] = {}
+        self._samples: dict[tuple[int, bytes], np.ndarray] = {}
         self._weights: dict[tuple[int, int], float] = {}  # value by learner and version
         self._learners: list[int] = []
         self._published = 0
@@ -125,7 +125,7 @@ class Oracle:
         books.inserted = limiter.inserted
         books.sampled = limiter.sampled
         books.numbers = np.full(buffer.capacity_segments, -1, np.int64)
-        books.numbers[run.slots] = numbers
+        books.numbers[run.ring_slots] = numbers
         self._attach(process)
 
     def _attach(self, process: Any) -> None:
@@ -133,7 +133,7 @@ class Oracle:
         replay, membership = server.replay, server.experience._membership
         replay.insert = partial(self._insert, process, replay.insert)
         replay.refuse = partial(self._refuse, process, replay.refuse)
-        replay.draw = partial(self._draw, process, replay.draw)
+        replay.sample = partial(self._sample, process, replay.sample)
         membership.choose = partial(self._choose, process, membership.choose)
         server.experience._join = partial(self._join, self.books[process.index], server.experience._join)
         socket = server._sampling_socket
@@ -171,7 +171,7 @@ class Oracle:
         books.newest[segment.peer_id] = segment.sequence
         refuse(segment, reason)
 
-    def _draw(self, process: Any, draw: Any, counts: np.ndarray, now: float) -> Any:
+    def _sample(self, process: Any, sample: Any, counts: np.ndarray, now: float) -> Any:
         books, buffer = self.books[process.index], process.server.replay.buffer
         size = int(counts.sum())
         ratio, least, error = self._limits(process)
@@ -180,16 +180,16 @@ class Oracle:
         self.check(not size or is_filled, "a draw from a replay that is not filled")
         self.check(not size or not ratio or surplus - size >= -error, "the limiter lets out", surplus, size, error)
         books.drawn = size
-        batches = draw(counts, now)
+        batches = sample(counts, now)
         slots = batches.indices // SPEC.slots
         leaves = buffer._tree.leaves[batches.indices]
         shares = leaves / buffer._tree.leaves.sum()
         self.check((abs(batches.probabilities - shares) <= 1e-6 * shares).all(), "stale probabilities")
         self.check((buffer._generations[slots] == batches.generations).all(), "stale generations")
         if size:
-            self._draws[_key(process.index, batches)] = books.numbers[slots]
-        while len(self._draws) > 1_000:
-            del self._draws[next(iter(self._draws))]
+            self._samples[_key(process.index, batches)] = books.numbers[slots]
+        while len(self._samples) > 1_000:
+            del self._samples[next(iter(self._samples))]
         return batches
 
     def _send(self, books: ServerBooks, send: Any, *message: Any, **options: Any) -> None:
@@ -270,7 +270,7 @@ class Oracle:
         for part in merged.parts:
             if not part.item.content.indices.size:
                 continue
-            expected = self._draws.pop(_key(part.server, part.item.content), None)
+            expected = self._samples.pop(_key(part.server, part.item.content), None)
             if expected is None:
                 raise Violation("batches arrive that were not drawn, or twice")
             found = numbers[part.where]

@@ -140,7 +140,7 @@ class LearnerProcess(Process):
     def _consume(self, merged: Merged, now: float) -> None:
         content = merged.content
         if isinstance(content, Segments):
-            self.store[content.slots] = content.frames[:, 0, 0]
+            self.store[content.ring_slots] = content.frames[:, 0, 0]
             self.replay.consumed(merged)
             return
         numbers = self.store[content.indices.ravel() // SPEC.slots]

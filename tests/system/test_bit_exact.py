@@ -96,7 +96,7 @@ class Replay:
             run = self.buffer.segments_since(self.cursor, max_segments)
             self.cursor = run.cursor
             lengths = np.array([len(body) for body in run.bodies], np.int32)
-            message = StreamedSegments(run.slots, run.generations, lengths, b"".join(run.bodies), 1.0, 1, 1)
+            message = StreamedSegments(run.ring_slots, run.generations, lengths, b"".join(run.bodies), 1.0, 1, 1)
             received = wire.decode([bytes(frame) for frame in wire.encode(message)])
             assert isinstance(received, StreamedSegments)
             assert (
@@ -107,8 +107,10 @@ class Replay:
             bodies = [received.bodies[end - size : end] for end, size in zip(ends, received.body_bytes, strict=True)]
             segments = [decode_segment(body, self.spec) for body in bodies]
             columns = {name: np.stack([s.columns[name] for s in segments]) for name in segments[0].columns}
-            self.store = insert_segments(self.store, received.slots, np.stack([s.frames for s in segments]), columns)
-            self.live |= {int(slot): s.columns for slot, s in zip(received.slots, segments, strict=True)}
+            self.store = insert_segments(
+                self.store, received.ring_slots, np.stack([s.frames for s in segments]), columns
+            )
+            self.live |= {int(slot): s.columns for slot, s in zip(received.ring_slots, segments, strict=True)}
 
     def transitions(self) -> Counter[Transition]:
         """Returns all that can be drawn, as the update would gather it."""

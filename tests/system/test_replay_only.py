@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from apex_jax.run.metric_files import read_metrics
-from tests.rigs.items import Served, draw_all, items_of
+from tests.rigs.items import Served, items_of, sample_all
 from tests.rigs.processes import ROOT, Programs, free_tcp_addresses, wait_until
 
 
@@ -49,7 +49,7 @@ def test_nothing_acknowledged_is_lost_when_the_server_is_killed(served: Served, 
     for _ in range(2):
         enough = count[0] + 50, count[1] + 50
         wait_until(lambda enough=enough: failures or (count[0] >= enough[0] and count[1] >= enough[1]))  # type: ignore[misc]
-        reader.draw()
+        reader.sample()
         server.process.kill()
         server.process.wait()
         server = programs.start(*command, large)
@@ -63,7 +63,7 @@ def test_nothing_acknowledged_is_lost_when_the_server_is_killed(served: Served, 
     server.process.wait()
     programs.start(*command, large)
     written = {*range(count[0]), *range(5_000, count[1])}
-    draw_all(reader, written, draws=20_000)
+    sample_all(reader, written, draws=20_000)
     metrics = Path(served.file.parent, "run", "metrics", "replay.jsonl")
     wait_until(lambda: read_metrics(metrics)[-1]["replay/size_transitions"] == len(written))
 

@@ -21,7 +21,7 @@ from apex_jax import ReplayClient
 from apex_jax.host.errors import RunError, UsageError
 from apex_jax.links import sampling_client
 from apex_jax.transport import keys, monitor
-from tests.rigs.items import ALPHA, BATCH, BETA, Served, draw_all, items_of
+from tests.rigs.items import ALPHA, BATCH, BETA, Served, items_of, sample_all
 from tests.rigs.processes import ROOT
 
 
@@ -33,13 +33,13 @@ def served(tmp_path: Path) -> Iterator[Served]:
 
 
 def numbers_drawn(client: ReplayClient, count: int, timeout_seconds: float = 60.0) -> np.ndarray:
-    return np.concatenate([client.draw(timeout_seconds).items["number"] for _ in range(count)])
+    return np.concatenate([client.sample(timeout_seconds).items["number"] for _ in range(count)])
 
 
 def use(client: ReplayClient, act: str, items: dict[str, np.ndarray]) -> None:
     """Uses one link of a client until the server has answered."""
     if act == "draw":
-        client.draw()
+        client.sample()
     else:
         client.insert(items)
         client.flush()
@@ -52,7 +52,7 @@ def test_every_inserted_item_is_drawn_bit_for_bit(served: Served) -> None:
         client.insert(items_of(range(start, stop)))
     client.flush()
     assert served.size == 200
-    draw_all(client, range(200))
+    sample_all(client, range(200))
 
 
 def test_weights_are_those_of_the_formula(served: Served) -> None:
@@ -61,7 +61,7 @@ def test_weights_are_those_of_the_formula(served: Served) -> None:
     priorities = np.random.default_rng(3).random(100) + 0.01
     client.insert(items_of(range(100)), priorities)
     client.flush()
-    items, weights, _ = client.draw()
+    items, weights, _ = client.sample()
     probability = (priorities**ALPHA / (priorities**ALPHA).sum())[items["number"]]
     expected = (100 * probability) ** -BETA
     assert weights.dtype == np.float32
@@ -73,10 +73,10 @@ def test_next_draw_follows_the_priorities_written_before_it(served: Served) -> N
     client = served.client()
     client.insert(items_of(range(14)))
     client.flush()
-    items, _, handles = client.draw()
+    items, _, handles = client.sample()
     assert set(items["number"]) == set(range(14))
     client.update_priorities(handles, np.where(items["number"] == 5, 1.0, 1e-12))
-    assert set(client.draw().items["number"]) == {5}
+    assert set(client.sample().items["number"]) == {5}
 
 
 def test_flush_returns_once_all_is_stored_and_the_end_of_a_with_block_flushes(served: Served) -> None:
@@ -98,12 +98,12 @@ def test_items_inserted_while_the_server_is_away_are_stored_once_it_is_back(serv
     client.insert(items_of(range(20, 30)))
     served.start()
     client.flush()
-    draw_all(client, range(30))
+    sample_all(client, range(30))
     served.stop()
     client.insert(items_of(range(30, 40)))
     served.start()
     client.flush()
-    draw_all(client, range(40))
+    sample_all(client, range(40))
     assert served.size == 40
 
 
@@ -129,7 +129,7 @@ def test_rate_limiter_makes_the_reader_wait_for_inserts(served: Served) -> None:
     with pytest.raises(TimeoutError, match=r"replay.samples_per_insert=8 asks for more inserts"):
         numbers_drawn(client, 100, timeout_seconds=0.5)
     client.insert(items_of(range(56, 112)))
-    client.draw(timeout_seconds=60)
+    client.sample(timeout_seconds=60)
 
 
 def test_draw_of_too_few_items_times_out_with_the_reason_and_a_program_may_poll(served: Served) -> None:
@@ -138,13 +138,13 @@ def test_draw_of_too_few_items_times_out_with_the_reason_and_a_program_may_poll(
     client.insert(items_of(range(49)))
     client.flush()
     with pytest.raises(TimeoutError, match=r"after 0.5 s: .*replay.min_size_to_sample=50 items"):
-        client.draw(timeout_seconds=0.5)
+        client.sample(timeout_seconds=0.5)
     client.insert(items_of(range(49, 50)))
     client.flush()
     until = time.monotonic() + 60
     while time.monotonic() < until:
         with contextlib.suppress(TimeoutError):  # what arrives after a draw timed out is the next draw's
-            assert len(client.draw(0.0).weights) == BATCH
+            assert len(client.sample(0.0).weights) == BATCH
             return
     raise AssertionError("no poll has returned the batch")
 
@@ -187,11 +187,11 @@ def test_second_reader_is_refused_and_a_later_one_is_not(served: Served, monkeyp
     first = served.client()
     first.insert(items_of(range(7)))
     first.flush()
-    first.draw()
+    first.sample()
     with pytest.raises(RunError, match="another learner draws from this replay server"):
-        served.client().draw()
+        served.client().sample()
     first.close()
-    served.client().draw()
+    served.client().sample()
 
 
 @pytest.mark.parametrize(("change", "priorities", "message"), [
@@ -217,7 +217,7 @@ def test_priorities_that_do_not_fit_the_batch_are_refused(served: Served) -> Non
         client.update_priorities(None, np.ones(BATCH))  # type: ignore[arg-type]
     client.insert(items_of(range(7)))
     client.flush()
-    handles = client.draw().handles
+    handles = client.sample().handles
     for wrong in (np.ones(BATCH - 1), np.zeros(BATCH), np.full(BATCH, np.nan)):
         with pytest.raises(ValueError, match="priorities are"):
             client.update_priorities(handles, wrong)
@@ -241,7 +241,7 @@ items = {"number": [1], "tokens": [[1, 2, 3]], "mask": [[[True, False]] * 2], "v
 import numpy as np
 items = {name: np.asarray(items[name], client.dtype[name].base) for name in items}
 try:
-    client.draw(0.0)
+    client.sample(0.0)
 except TimeoutError:
     pass
 client.insert(items)
@@ -249,7 +249,7 @@ if os.fork():
     code = os.waitstatus_to_exitcode(os.wait()[1])
     client.close()
     sys.exit(code)
-for use in (lambda: client.insert(items), client.flush, lambda: client.draw(1.0)):
+for use in (lambda: client.insert(items), client.flush, lambda: client.sample(1.0)):
     try:
         use()
     except Exception as error:

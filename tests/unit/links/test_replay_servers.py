@@ -15,8 +15,8 @@ from apex_jax.host.errors import RunError
 from apex_jax.links.replay_servers import Batches, Merged, Plan, ReplayServers, merge
 from apex_jax.links.sampling_client import Received, Segments
 from apex_jax.replay.buffer import ReplayBuffer
+from apex_jax.replay.fractions import counts_of, fractions_of, importance_weights
 from apex_jax.replay.rate_limiter import RateLimiter
-from apex_jax.replay.shares import counts_of, importance_weights, shares_of
 from apex_jax.run.identity import RunIdentity
 from apex_jax.transport.messages import IndexBatches, LearnerHello
 from tests.rigs.buffers import L as BUFFER_L
@@ -43,8 +43,8 @@ def filled_buffers(count: int, alpha: float, rng: np.random.Generator) -> list[R
 
 
 def drawn_from(buffers: list[ReplayBuffer], batches: int, size: int, rng: np.random.Generator) -> Merged:
-    shares = shares_of(np.array([buffer.total_priority for buffer in buffers]))
-    plan = Plan(shares, counts_of(shares, size, rng.random(batches)))
+    fractions = fractions_of(np.array([buffer.total_priority for buffer in buffers]))
+    plan = Plan(fractions, counts_of(fractions, size, rng.random(batches)))
     for number, buffer in enumerate(buffers):
         draw = buffer.sample(plan.counts[:, number], 0.0)
         content = IndexBatches(
@@ -53,7 +53,7 @@ def drawn_from(buffers: list[ReplayBuffer], batches: int, size: int, rng: np.ran
             draw.probabilities,
             buffer.total_priority,
             buffer.size_transitions,
-            allowed_draws=1,
+            allowed_samples=1,
             replay_id="",
             environment_steps=0,
             samples_per_insert=1.0,
@@ -119,7 +119,7 @@ class Fleet:
         if merged is None:
             return None
         if isinstance(merged.content, Segments):
-            self.ring[merged.content.slots] = merged.content.frames[:, 0, 0].astype(int)
+            self.ring[merged.content.ring_slots] = merged.content.frames[:, 0, 0].astype(int)
         else:
             assert merged.content.indices.shape == merged.content.weights.shape == (K, B)
             for part in merged.parts:

@@ -129,14 +129,14 @@ def test_undecodable_segments_are_reported_and_blank_until_they_are_excluded(
     item = stream.next(5.0)
     assert item is not None
     assert isinstance(item.content, Segments)
-    assert item.content.slots.tolist() == [0, 1, 2]
+    assert item.content.ring_slots.tolist() == [0, 1, 2]
     assert item.content.frames[:, 0, 0].tolist() == [1, 0, 3]
     assert item.content.columns["discount"].max(axis=1).tolist() == [np.float32(0.9), 0, np.float32(0.9)]
     assert stream.dropped == {"bad_frames": 1}
     false_server.until_received(
         lambda message: (
             isinstance(message, CorruptSegments)
-            and (message.slots.tolist(), message.generations.tolist()) == ([1], [2])
+            and (message.ring_slots.tolist(), message.generations.tolist()) == ([1], [2])
         )
     )
     stream.consumed(item)
@@ -146,8 +146,8 @@ def test_undecodable_segments_are_reported_and_blank_until_they_are_excluded(
 @pytest.mark.parametrize(
     ("messages", "said"),
     [
-        ([streamed(1, 2, slots=[0, CAPACITY])], "streams segments that do not fit the replay"),
-        ([streamed(1, 2, slots=[-1, 0])], "streams segments that do not fit the replay"),
+        ([streamed(1, 2, ring_slots=[0, CAPACITY])], "streams segments that do not fit the replay"),
+        ([streamed(1, 2, ring_slots=[-1, 0])], "streams segments that do not fit the replay"),
         ([streamed(1, 2)._replace(body_bytes=np.array([5, 5], np.int32))], "streams segments that do not fit"),
         ([streamed(1, 2)._replace(body_bytes=np.array([-5, 5], np.int32))], "streams segments that do not fit"),
         ([batches_of(-1)], "sends batches that do not fit the replay"),

@@ -73,15 +73,15 @@ def test_server_sends_no_more_than_the_credit_allows(sampling: Link) -> None:
     peer = sampling.peer(server, hello_of())
     assert peer.hears_nothing()
     peer.send(credit(1, groups=1, segments=3))
-    assert len(peer.receive(StreamedSegments).slots) == 3
+    assert len(peer.receive(StreamedSegments).ring_slots) == 3
     assert peer.hears_nothing(), "no batch before every live segment"
     peer.send(credit(1, groups=1, segments=4))
-    assert peer.receive(StreamedSegments).slots.tolist() == [3, 4]
+    assert peer.receive(StreamedSegments).ring_slots.tolist() == [3, 4]
     peer.receive(IndexBatches)
     peer.receive(IndexBatches)
     assert peer.hears_nothing()
     server.insert(3)
-    assert peer.receive(StreamedSegments).slots.tolist() == [5, 0]
+    assert peer.receive(StreamedSegments).ring_slots.tolist() == [5, 0]
     assert peer.hears_nothing()
 
 
@@ -92,10 +92,10 @@ def test_large_segments_travel_in_several_messages(sampling: Link, monkeypatch: 
     server.insert(5)
     peer = sampling.peer(server, hello_of())
     peer.send(credit(1, groups=0, segments=99))
-    assert [peer.receive(StreamedSegments).slots.tolist() for _ in range(3)] == [[0, 1], [2, 3], [4]]
+    assert [peer.receive(StreamedSegments).ring_slots.tolist() for _ in range(3)] == [[0, 1], [2, 3], [4]]
     monkeypatch.setattr(sampling_server, "BYTES_AT_ONCE", 1)
     server.insert(2)
-    assert [peer.receive(StreamedSegments).slots.tolist() for _ in range(2)] == [[5], [0]]
+    assert [peer.receive(StreamedSegments).ring_slots.tolist() for _ in range(2)] == [[5], [0]]
 
 
 def test_heartbeat_is_always_answered(sampling: Link) -> None:
@@ -159,7 +159,7 @@ def test_a_second_learner_takes_over_when_the_first_leaves(sampling: Link) -> No
     assert second.history == [1, 2]
 
 
-@pytest.mark.parametrize("batches", [CONFIG.learner.largest_draw // B + 1, 256])
+@pytest.mark.parametrize("batches", [CONFIG.learner.largest_sample // B + 1, 256])
 def test_a_draw_larger_than_configured_is_refused_for_good(sampling: Link, batches: int) -> None:
     server = sampling.server()
     stream = sampling.stream(hello_of(batches=batches))
@@ -177,7 +177,7 @@ def test_reconnected_learner_starts_again(sampling: Link) -> None:
     after = sampling.peer(server, hello_of(1))
     assert after.hears_nothing(), "the credit of the connection before is void"
     after.send(credit(1, groups=0, segments=5))
-    assert after.receive(StreamedSegments).slots.tolist() == [0, 1]
+    assert after.receive(StreamedSegments).ring_slots.tolist() == [0, 1]
 
 
 def test_repeated_hello_is_welcomed_once_and_gives_credit_once(sampling: Link) -> None:

@@ -10,7 +10,7 @@ import zmq
 
 from apex_jax.config.load import load
 from apex_jax.replay.buffer import PriorityResult, ReplayBuffer
-from apex_jax.replay.shares import importance_weights
+from apex_jax.replay.fractions import importance_weights
 from apex_jax.types import Columns, SegmentSpec
 from apex_jax.workers.replay_server import ReplayServer
 from apex_jax.workers.role import RoleContext
@@ -85,7 +85,7 @@ def test_agrees_with_a_naive_ring_under_random_operations(seed: int) -> None:
             expected = range(first, first + len(run.bodies))
             assert run.bodies == tuple(naive.live[number][0] for number in expected)
             assert run.generations.tolist() == list(expected)
-            assert run.slots.tolist() == [naive.slot(number) for number in expected]
+            assert run.ring_slots.tolist() == [naive.slot(number) for number in expected]
             cursor = run.cursor
             streamed.extend(expected)
         buffer.check_valid()

@@ -117,7 +117,7 @@ def test_with_a_smaller_capacity_the_newest_segments_keep_their_priorities(befor
     assert known == len(run.bodies) == min(before, after)
     assert run.bodies == tuple(bytes([number]) for number in range(newest + 1, 12))
     assert run.generations.tolist() == list(range(newest + 1, 12))
-    assert [leaf(restored, slot * L + 1) for slot in run.slots] == [100.0 + n for n in range(newest + 1, 12)]
+    assert [leaf(restored, slot * L + 1) for slot in run.ring_slots] == [100.0 + n for n in range(newest + 1, 12)]
     restored.check_valid()
     restored.insert(b"next", priorities_at(f2=1.0), 0.0)
     restored.check_valid()
@@ -175,7 +175,7 @@ def test_older_segments_move_up_into_gaps_and_keep_their_priorities(missing: set
         run = restored.segments_since(0, 99)
         assert [body[0] for body in run.bodies] == left
         assert run.generations.tolist() == list(range(6 - len(left), 6))
-        assert [leaf(restored, slot * L + 1) for slot in run.slots] == [10.0 * number for number in left]
+        assert [leaf(restored, slot * L + 1) for slot in run.ring_slots] == [10.0 * number for number in left]
         assert (restored.inserted_segments, restored.size_segments) == (5, len(left))
         assert restored.oldest_insertion_id == (left[0] if left else 6)
         disk.state = restored.state(0.0)

@@ -92,20 +92,20 @@ def test_ratio_is_kept_whichever_side_is_faster(faster: str) -> None:
     ratio=st.floats(0.01, 64.0),
     spare_buffer=st.sampled_from([0.0, 0.5, 100.0]),
     largest_insert=st.integers(1, 60),
-    largest_draw=st.integers(1, 600),
+    largest_sample=st.integers(1, 600),
     seed=st.integers(0, 2**32 - 1),
 )
 def test_at_least_one_side_is_always_allowed(
-    min_size: int, ratio: float, spare_buffer: float, largest_insert: int, largest_draw: int, seed: int
+    min_size: int, ratio: float, spare_buffer: float, largest_insert: int, largest_sample: int, seed: int
 ) -> None:
-    error_buffer = least_error_buffer(ratio, largest_insert, largest_draw) + spare_buffer
+    error_buffer = least_error_buffer(ratio, largest_insert, largest_sample) + spare_buffer
     limiter = RateLimiter(min_size, ratio, error_buffer)
     rng = np.random.default_rng(seed)
     capacity = min_size + int(rng.integers(0, 200))
     size = 0
     for _ in range(200):
-        assert limiter.can_insert(largest_insert, size) or limiter.can_sample(largest_draw, size)
-        num_inserted, num_drawn = int(rng.integers(1, largest_insert + 1)), int(rng.integers(1, largest_draw + 1))
+        assert limiter.can_insert(largest_insert, size) or limiter.can_sample(largest_sample, size)
+        num_inserted, num_drawn = int(rng.integers(1, largest_insert + 1)), int(rng.integers(1, largest_sample + 1))
         if rng.random() < 0.5 and limiter.can_insert(num_inserted, size):
             limiter.insert(num_inserted)
             evicted = int(rng.integers(0, 2 * largest_insert)) if size + num_inserted > capacity else 0

@@ -34,13 +34,13 @@ def store(replay: Replay, number: int) -> int:
 def test_insert_returns_the_slot_that_the_learner_receives(tmp_path: Path) -> None:
     replay = replay_in(tmp_path, journal=False)
     assert [store(replay, number) for number in range(1, 7)] == [0, 1, 2, 3, 0, 1]
-    assert replay.buffer.segments_since(4, 9).slots.tolist() == [0, 1]
+    assert replay.buffer.segments_since(4, 9).ring_slots.tolist() == [0, 1]
 
 
 def test_segments_and_priorities_survive_a_kill(tmp_path: Path) -> None:
     before = replay_in(tmp_path)
     store(before, 1)
-    draw = before.draw([8], now_seconds=0.0)
+    draw = before.sample([8], now_seconds=0.0)
     assert before.update_priorities(draw.indices, draw.generations, np.full(8, 5.0)).applied == 8
     before.finish(now_seconds=0.0)  # the newest snapshot
     store(before, 2)

@@ -109,9 +109,9 @@ def test_segments_of_actors_become_batches_of_the_learner(running: Running) -> N
     learner, actor = running.learner(environment_steps=1_000), running.actor()
     learner.send(credit(5, groups=1, segments=10))
     send_segments(actor, 1, 2)
-    received = [len(learner.receive(StreamedSegments).slots)]
+    received = [len(learner.receive(StreamedSegments).ring_slots)]
     while sum(received) < 2:
-        received.append(len(learner.receive(StreamedSegments).slots))
+        received.append(len(learner.receive(StreamedSegments).ring_slots))
     batches = learner.receive(IndexBatches)
     assert batches.replay_id == running.server.replay.journal.replay_id
     assert batches.environment_steps == 200, "of this replay alone"
@@ -130,10 +130,10 @@ def test_segments_wait_while_the_learner_waits_for_batches(running: Running) -> 
     learner.send(credit(5, groups=0, segments=9))
     received: list[int] = []
     while 2 not in received:
-        received += learner.receive(StreamedSegments).slots.tolist()
+        received += learner.receive(StreamedSegments).ring_slots.tolist()
     assert received == [0, 1, 2]
     assert learner.receive(IndexBatches).size_transitions == 3 * TRANSITIONS
-    assert learner.receive(StreamedSegments).slots.tolist() == [3]
+    assert learner.receive(StreamedSegments).ring_slots.tolist() == [3]
     assert actor.receive(SegmentAck).sequence == 4
 
 
