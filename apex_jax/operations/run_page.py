@@ -23,7 +23,6 @@ _log = logging.getLogger(__name__)
 
 REPORT_NAME = "report.html"  # in the run directory
 HOST = "127.0.0.1"
-CLOSING_SECONDS = 5.0  # for a report that is being written
 
 
 def document(data: Mapping[str, Any]) -> str:
@@ -46,10 +45,7 @@ def write_report(config: Config, data: Callable[[], Mapping[str, Any]] | None = 
 
 
 class RunPage:
-    """A context that serves the page of a run, and writes its report after each evaluation and at the end.
-
-    Both happen on threads of their own.
-    """
+    """A context that serves the page of a run, and writes its report after each evaluation and at the end."""
 
     def __init__(self, config: Config):
         self.address = ""  # of the page, empty = there is none
@@ -58,8 +54,6 @@ class RunPage:
         self._lock = threading.Lock()  # of `_lines`
         self._progress: RunProgress | None = None
         self._server: HttpServer | None = None
-        self._evaluated, self._closing = threading.Event(), False
-        self._writer = threading.Thread(target=self._write_reports, name="report", daemon=True)
 
     def __enter__(self) -> RunPage:
         """Binds the port. Raises RunError if that fails."""
@@ -67,11 +61,9 @@ class RunPage:
             listener = _listen(self._config.page_port)
             self.address = f"http://{HOST}:{listener.getsockname()[1]}/"
             self._server = HttpServer(listener, self._answer, "page", is_loopback=True)
-        self._writer.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._end_writer()
         if self._server is not None:
             self._server.close()
 
@@ -79,25 +71,14 @@ class RunPage:
         """Shows `progress` from now on."""
         before, self._progress = self._progress, progress
         if before is not None and progress.latest_evaluation != before.latest_evaluation:
-            self._evaluated.set()
+            write_report(self._config, self._data)
 
     def finish(self, progress: RunProgress) -> None:
         """Shows the last progress of the run, and writes the report."""
         warnings = self._progress.warnings if self._progress is not None else ()
         phase = "finished" if progress.reached_limits else "stopped"
         self._progress = replace(progress, phase=phase, roles={}, seconds_left=None, warnings=warnings)
-        self._end_writer()
         write_report(self._config, self._data)
-
-    def _end_writer(self) -> None:
-        self._closing = True
-        self._evaluated.set()
-        self._writer.join(CLOSING_SECONDS)
-
-    def _write_reports(self) -> None:
-        while self._evaluated.wait() and not self._closing:
-            self._evaluated.clear()
-            write_report(self._config, self._data)
 
     def _data(self) -> dict[str, Any]:
         with self._lock:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from pathlib import Path
 
 import pytest
@@ -84,8 +83,3 @@ def test_summary_names_existing_pictures_but_no_film_older_than_the_newest_check
     text = summary_of(tmp_path)
     shown = [name for name in ("report.html", "curves.png", "video.mp4", "video.gif") if f"{tmp_path}/{name}\n" in text]
     assert shown == ["report.html", "curves.png", "video.mp4"][: 3 if age_seconds < 0 else 2]
-
-
-def test_summary_names_the_interpreter_of_the_checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "executable", os.path.abspath(".venv/bin/python"))
-    assert ".venv/bin/python main.py --role evaluator" in summary_of(tmp_path, CHECKPOINT)
