@@ -108,7 +108,7 @@ class GymnasiumPool:
         return observation, reward, terminated, truncated, infos
 
     def render(self) -> tuple[np.ndarray | None, ...]:
-        """Returns the screen of environment 0, uint8[height, width, 3]."""
+        """Returns the frame of environment 0, uint8[height, width, 3]."""
         with self._groups[0].reported():
             return self._groups[0].vector.call("render")
 

@@ -15,7 +15,7 @@ from typing import Any
 from apex_jax.config import Config
 from apex_jax.host.disk import atomic_write, open_regular
 from apex_jax.host.errors import RunError
-from apex_jax.operations.page_data import MEDIA, RunLines, film_of, page_data, report_data
+from apex_jax.operations.page_data import MEDIA, RunLines, page_data, report_data, video_of
 from apex_jax.operations.progress import RunProgress
 from apex_jax.transport.http_link import MAX_CONNECTIONS, Answer, HttpServer
 
@@ -89,8 +89,8 @@ class RunPage:
             return Answer(200, "text/html; charset=utf-8", document(self._data()).encode())
         if path == "/data.json":
             return Answer(200, "application/json", json.dumps(self._data(), allow_nan=False).encode())
-        film = film_of(self._config) if path == "/film" else None
-        return None if film is None else Answer(200, MEDIA[film.suffix], open(open_regular(film, os.O_RDONLY), "rb"))
+        video = video_of(self._config) if path == "/video" else None
+        return None if video is None else Answer(200, MEDIA[video.suffix], open(open_regular(video, os.O_RDONLY), "rb"))
 
 
 def _listen(port: int) -> socket.socket:

@@ -18,7 +18,7 @@ from apex_jax.agent.algorithm import Algorithm, Params
 from apex_jax.agent.registry import make_algorithm, resolved
 from apex_jax.config import Config
 from apex_jax.config.load import CONFIG_NAME
-from apex_jax.environments.environment import environment_spec_of, has_reference_simulator, has_screen
+from apex_jax.environments.environment import can_render, environment_spec_of, has_reference_simulator
 from apex_jax.host.disk import run_of_checkpoint
 from apex_jax.host.errors import RunError, short_repr
 from apex_jax.links.weights_client import Weights, WeightsClient
@@ -51,7 +51,7 @@ def follow(role: RoleContext, spec: SegmentSpec) -> None:
     """Evaluates the newest weights repeatedly; at the end, evaluates the final weights and records a game."""
     config, stop = role.config, role.stop
     algorithm = make_algorithm(config, spec)
-    evaluator = Evaluator(config, spec, algorithm, filmed=has_screen(config), beat=stop.beat)
+    evaluator = Evaluator(config, spec, algorithm, filmed=can_render(config), beat=stop.beat)
     is_supervised = bool(os.environ.get(SUPERVISED))
     like_params = algorithm.acting_params(jax.eval_shape(algorithm.init, jax.random.key(0)))
     client = WeightsClient(
@@ -113,7 +113,7 @@ def evaluate_checkpoint(config: Config, spec: SegmentSpec, stop: StopSignal) -> 
     weights = _saved_weights(resolved(config, spec), run_directory, algorithm, updates)
     video = config.evaluator.video
     with Film(video, frames_per_second(config)) as film:
-        evaluator = Evaluator(config, spec, algorithm, filmed=video != "" and has_screen(config))
+        evaluator = Evaluator(config, spec, algorithm, filmed=video != "" and can_render(config))
         with contextlib.closing(evaluator.environment):
             returns = evaluator.evaluate(weights.params, stop.is_set, film.add if video else None)
         if returns is None:

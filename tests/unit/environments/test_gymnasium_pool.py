@@ -137,7 +137,7 @@ def test_screen_is_that_of_environment_0(own_processes: bool) -> None:
     environment = VectorEnvironment(settings, segment_spec(settings), np.array([1, 2]), 60, per_step=1, rendered=True)
     place = round(float(environment.receive().observation[0, 0, 1]) * 5)
     environment.receive()
-    screen = environment.screen()
+    screen = environment.render()
     assert screen is not None
     assert screen.shape == (64, 96, 3)
     assert (screen == 10 * place).all()
