@@ -1,4 +1,4 @@
-"""Environments, their observations and scores, and the simulators that film them.
+"""Environments, their observations and scores, and the simulators that render them.
 
 environment                  the environments of a run, with the beginning and end of every episode marked
 task                         what a task returns and accepts
@@ -10,6 +10,6 @@ gymnasium_processes          the processes in which they run
 observations                 observations of several parts -> vectors
 images                       observations of Gymnasium -> pixels, by their layout
 atari_scores                 random, human and Ape-X scores of 57 games
-reference_simulator          an episode of a continuous task in its original simulator, with its screens
+reference_simulator          an episode of a continuous task in its original simulator, with its frames
 reference_simulator_process  the process of that simulator
 """

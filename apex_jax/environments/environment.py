@@ -88,7 +88,7 @@ class VectorEnvironment:
         per_step: int = 0,
         rendered: bool = False,
     ):
-        """Starts the pool and its first episodes. `seeds`: int[E], one each; `rendered`: `screen` returns screens."""
+        """Starts the pool and its first episodes. `seeds`: int[E], one each; `rendered`: `render` returns frames."""
         self.num_environments = len(seeds)
         self._rendered = rendered
         self._spec = spec
@@ -157,13 +157,13 @@ class VectorEnvironment:
         """Excludes environments that `receive` returned from the next `send`; they do nothing until `reset`."""
         self._waits[env_id] = False
 
-    def screen(self) -> np.ndarray | None:
-        """Returns the rendered screen of environment 0: uint8[height, width, 3]; None if the game has no screen."""
+    def render(self) -> np.ndarray | None:
+        """Returns the frame of environment 0: uint8[height, width, 3]; None if the game cannot be rendered."""
         if not self._rendered:
             return None
         try:
-            screen = self._pool.render()[0]
-            return None if screen is None else np.asarray(screen)
+            frame = self._pool.render()[0]
+            return None if frame is None else np.asarray(frame)
         except RuntimeError as error:
             if "not implemented" not in str(error):
                 raise
@@ -180,8 +180,8 @@ def has_reference_simulator(config: Config) -> bool:
     return not environment.is_gymnasium and family_of(environment.task) in ("mujoco.dmc", "mujoco.gym")
 
 
-def has_screen(config: Config) -> bool:
-    """Returns whether a game of the run's task can be recorded, see `VectorEnvironment.screen`.
+def can_render(config: Config) -> bool:
+    """Returns whether a game of the run's task can be rendered, see `VectorEnvironment.render`.
 
     False for all of EnvPool's MuJoCo: without a display and its libraries, EnvPool would end the process in `render`.
     """
@@ -192,7 +192,7 @@ def has_screen(config: Config) -> bool:
     environment = VectorEnvironment(config, segment_spec(config), np.zeros(1), 16, rendered=True)
     try:
         environment.receive()
-        return environment.screen() is not None
+        return environment.render() is not None
     finally:
         environment.close()
 

@@ -108,7 +108,7 @@ class GymnasiumPool:
         return observation, reward, terminated, truncated, infos
 
     def render(self) -> tuple[np.ndarray | None, ...]:
-        """Returns the screen of environment 0, uint8[height, width, 3]."""
+        """Returns the frame of environment 0, uint8[height, width, 3]."""
         with self._groups[0].reported():
             return self._groups[0].vector.call("render")
 
@@ -209,17 +209,6 @@ def _serve(functions: list[Callable[[], Any]], index: int, _: Any, pipe: Any, pa
         _async_worker(index, lambda: environment, pipe, parent_pipe, *others)
 
 
-def _in_this_process(functions: list[Callable[[], Any]]) -> SyncVectorEnv:
-    """Returns environments in this process; if one cannot be made, closes the others."""
-    environments: list[Any] = []
-    with contextlib.ExitStack() as failed:
-        for function in functions:
-            environments.append(function())
-            failed.callback(environments[-1].close)
-        failed.pop_all()
-    return SyncVectorEnv([functools.partial(environments.__getitem__, i) for i in range(len(functions))])
-
-
 class _Group:
     """Environments that step together."""
 
@@ -241,7 +230,7 @@ class _Group:
             with self.reported():
                 self.vector = _Processes(described, functions)
         else:
-            self.vector = _in_this_process(functions)
+            self.vector = SyncVectorEnv(functions)
 
     def reset(self) -> None:
         self._actions = None

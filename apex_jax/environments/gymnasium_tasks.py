@@ -38,7 +38,7 @@ ROUNDING = 1e-6  # of a bound, by which a value may miss it
 LARGEST = float(np.finfo(np.float32).max)  # rewards and observations reach the learner as float32
 NUMBER = "ENVIRONMENT_NUMBER"  # stands for the number of an environment in environment.settings
 FORMS = "give gymnasium:ID, or gymnasium:MODULE:ID for an environment that a module registers"
-FRAMES_PER_SECOND = 30.0  # of the film of an environment that does not state its own
+FRAMES_PER_SECOND = 30.0  # of the video of an environment that does not state its own
 
 
 class BrokenEnvironment(RunError):
@@ -154,13 +154,13 @@ class Adapted(gymnasium.Wrapper[np.ndarray, Any, Any, Any]):
             return self._adapted(observation), float(reward), bool(terminated), bool(truncated), _lives(info)
 
     def render(self) -> np.ndarray | None:  # type: ignore[override]
-        """Returns the screen, uint8[height, width, 3]; None if it cannot be rendered."""
+        """Returns the frame, uint8[height, width, 3]; None if it cannot be rendered."""
         try:
-            screen = np.asarray(self.env.render())
-        except Exception:  # a film is not worth the run: the caller records none
+            frame = np.asarray(self.env.render())
+        except Exception:  # a video is not worth the run: the caller makes none
             traceback.print_exc()
             return None
-        return screen if screen.dtype == np.uint8 and screen.ndim == 3 and screen.shape[2] == 3 else None
+        return frame if frame.dtype == np.uint8 and frame.ndim == 3 and frame.shape[2] == 3 else None
 
     def close(self) -> None:
         """Closes the environment, and frees its number."""

@@ -89,4 +89,4 @@ class ReferenceSimulator:
         return message
 
     def _error(self, reason: str) -> SimulatorError:
-        return SimulatorError(f"{self._task} cannot be filmed: {reason}")
+        return SimulatorError(f"{self._task} cannot be rendered: {reason}")

@@ -21,7 +21,7 @@ class Description(NamedTuple):
     frame_dtype: str  # "uint8" of pixels, "float32" of a vector
     action: Any  # Gymnasium's space
     parts: tuple[Part, ...] | None  # of an observation that becomes a vector, in order; None: pixels
-    frames_per_second: float | None = None  # Gymnasium: of its screens; None if it has none
+    frames_per_second: float | None = None  # Gymnasium: of its video; None if it cannot be rendered
     image: ImageSpec | None = None  # Gymnasium: how images become frames
     reading: str = ""  # Gymnasium: one line that says how observations are read
 

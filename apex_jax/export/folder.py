@@ -29,7 +29,7 @@ from apex_jax.run.evaluations import best_evaluation
 from apex_jax.run.params_file import FILE_NAME, load_params, save_params
 from apex_jax.run.provenance import playing_arguments, value_of
 
-CONFIG, RESULTS, CARD, FILM = "config.json", "results.json", "README.md", "replay.mp4"
+CONFIG, RESULTS, CARD, VIDEO = "config.json", "results.json", "README.md", "replay.mp4"
 EXPORTED_KEYS = (*RESULT_KEYS, "total_")  # no paths, addresses or keys of the machine
 
 
@@ -59,7 +59,7 @@ def write_files(
     else:
         advice = f"{NAME} {playing_arguments(run, agent.config)} episodes=100"
         notes.append(f"{RESULTS} is left out: no evaluation of these parameters is recorded; to make one: {advice}")
-    _copy_film(directory, folder / FILM)
+    _copy_video(directory, folder / VIDEO)
     _write_params(folder, agent, config)
 
     like = any_batch(agent.environment_spec)
@@ -134,10 +134,10 @@ def _write_params(folder: Path, agent: Agent, config: dict[str, Any]) -> None:
         raise RunError(f"{FILE_NAME} differs from the checkpoint: check the disk; nothing is written")
 
 
-def _copy_film(run: Path, path: Path) -> None:
-    """Copies the newest film of a run directory, if there is one. Raises OSError, also for a link."""
-    films = [film for film in run.glob("*.mp4") if not film.name.startswith(".")]
-    if films:
-        newest = max(films, key=lambda film: film.lstat().st_mtime)
+def _copy_video(run: Path, path: Path) -> None:
+    """Copies the newest video of a run directory, if there is one. Raises OSError, also for a link."""
+    videos = [video for video in run.glob("*.mp4") if not video.name.startswith(".")]
+    if videos:
+        newest = max(videos, key=lambda video: video.lstat().st_mtime)
         with open(open_regular(newest, os.O_RDONLY), "rb") as source, open(path, "wb") as copy:
             shutil.copyfileobj(source, copy)

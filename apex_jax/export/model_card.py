@@ -31,7 +31,7 @@ FILES = {
     "policy.onnx": "the policy for ONNX Runtime and others",
     "config.json": "every setting that affects the result",
     "results.json": "the evaluation",
-    "replay.mp4": "an episode of the run, its newest film",
+    "replay.mp4": "an episode of the run, its newest video",
 }
 
 
@@ -129,12 +129,12 @@ def _observations(agent: Agent) -> str:
     task, source = task_name(environment), "Gymnasium" if environment.is_gymnasium else "EnvPool"
     if spec.frame_dtype == "uint8":
         stack = spec.frame_stack
-        screens = f"the newest {stack} screens, oldest first" if stack > 1 else "one screen"
+        frames = f"the newest {stack} frames, oldest first" if stack > 1 else "one frame"
         if environment.is_gymnasium:
             axes = "height, width and colors" if len(spec.frame_shape) == 3 else "height and width, in grey"
-            return f"{text}: {screens}, each with axes of {axes}, as {task} returns it."
-        rate = f"one every {environment.frame_skip} frames of the emulator"
-        return f"{text}: {screens}, {rate}, in grey and scaled to {shape[-2]}x{shape[-1]} pixels as EnvPool does it."
+            return f"{text}: {frames}, each with axes of {axes}, as {task} returns it."
+        rate = f"one of every {environment.frame_skip} of the emulator"
+        return f"{text}: {frames}, {rate}, in grey and scaled to {shape[-2]}x{shape[-1]} pixels as EnvPool does it."
     parts = environment_spec.parts or (Part((), shape),)
     if not parts[0].path:
         return f"{text}, as {task} of {source} returns them, {_encoding(parts[0])}. {RAW}"

@@ -101,11 +101,11 @@ def introduction(config: Config) -> str:
     )
 
 
-def final_summary(progress: RunProgress, config: Config, has_screen: bool, film_needs: str = "") -> str:
+def final_summary(progress: RunProgress, config: Config, can_render: bool, video_needs: str = "") -> str:
     """Returns lines with the results of the run, the files that exist, and the commands to look at them.
 
-    `has_screen`: whether a game of this task can be recorded; `film_needs`: what a film needs to be installed, if
-    anything, which is printed if there is no film.
+    `can_render`: whether a game of this task can be recorded; `video_needs`: what a video needs to be installed, if
+    anything, which is printed if there is no video.
     """
 
     run_directory = config.directory
@@ -126,14 +126,16 @@ def final_summary(progress: RunProgress, config: Config, has_screen: bool, film_
     elif reached and progress.updates:
         goes_on = "with a higher limit, or 0 for none, the run goes on"
         lines.append(f"Nothing new: an earlier start had reached {reached}; {goes_on}")
-    films = [name for name in ("video.mp4", "video.gif") if is_film_of_newest(Path(run_directory, name), run_directory)]
-    if progress.film_return is not None:
+    videos = [
+        name for name in ("video.mp4", "video.gif") if is_video_of_newest(Path(run_directory, name), run_directory)
+    ]
+    if progress.video_return is not None:
         lines.append(
-            f"Film:        {_number(progress.film_return)}, in the task's own simulator, which no training has seen"
+            f"Video:       {_number(progress.video_return)}, in the task's own simulator, which no training has seen"
         )
-    elif film_needs and not films:
-        lines.append(f"Film:        none; it needs {film_needs}")
-    pictures = [*present("report.html", "curves.png"), *films]
+    elif video_needs and not videos:
+        lines.append(f"Video:       none; it needs {video_needs}")
+    pictures = [*present("report.html", "curves.png"), *videos]
     lines += [f"Look at:     {shlex.quote(os.path.join(run_directory, name))}" for name in pictures]
     lines.append(f"Files:       {directory} ({files})")
     for name in present("tensorboard"):
@@ -150,7 +152,7 @@ def final_summary(progress: RunProgress, config: Config, has_screen: bool, film_
     if progress.best_evaluation != progress.latest_evaluation and present("best"):
         best = playing_arguments(os.path.join(run_directory, "best"), config)
         lines.append(f"Play best:   {shell_command(_python())} {best} episodes=100")
-    if has_screen:
+    if can_render:
         video = shlex.quote(os.path.join(run_directory, "game"))
         lines.append(f"Record:      {play} episodes=1 video={video}")
     return "\n".join(lines)
@@ -168,11 +170,11 @@ def finished_summary(progress: RunProgress, run_directory: str, changed_settings
     )
 
 
-def is_film_of_newest(film: Path, run_directory: str) -> bool:
-    """Returns whether a film exists and shows the newest checkpoint of the run, judged by the times of the files."""
+def is_video_of_newest(video: Path, run_directory: str) -> bool:
+    """Returns whether a video exists and shows the newest checkpoint of the run, judged by the times of the files."""
     checkpoints = Path(run_directory, "checkpoints")
     newest = [checkpoints / str(updates) for updates in checkpoint_steps(checkpoints)[-1:]]
-    return film.exists() and all(film.stat().st_mtime >= checkpoint.stat().st_mtime for checkpoint in newest)
+    return video.exists() and all(video.stat().st_mtime >= checkpoint.stat().st_mtime for checkpoint in newest)
 
 
 def _python() -> str:

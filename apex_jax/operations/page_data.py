@@ -1,4 +1,4 @@
-"""The data of a run's page, as a JSON document: progress, curves, warnings, settings and film."""
+"""The data of a run's page, as a JSON document: progress, curves, warnings, settings and video."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from apex_jax.run.provenance import chosen_settings, machine_of, read_starts, sh
 POLL_SECONDS = 3.0  # between two requests of a page
 MOST_LINES = 5_000  # of the metrics of one process; of more, every second one is left out, and so on
 MOST_POINTS = 400  # of a curve
-MOST_INLINED_BYTES = 5 * 2**20  # a larger film is left out of a report
+MOST_INLINED_BYTES = 5 * 2**20  # a larger video is left out of a report
 TRAINING, LOSS = "charts/episodic_return", "losses/td_loss"
 SPREAD = ("eval/episodic_return_lowest", "eval/episodic_return_highest", "eval/episodic_return_standard_deviation")
 GAMES, SECONDS = "eval/episodes", "eval/seconds"
 UPDATE_RATE, REPLAY_SIZE = "charts/updates_per_second", "replay/size_transitions"
 KEPT = ("time", "step", EVALUATION, TRAINING, LOSS, UPDATE_RATE, REPLAY_SIZE, *SPREAD, GAMES, SECONDS)
-MEDIA = {".mp4": "video/mp4", ".gif": "image/gif"}  # by ending of a film
+MEDIA = {".mp4": "video/mp4", ".gif": "image/gif"}  # by ending of a video
 
 
 class RunLines:
@@ -92,34 +92,34 @@ def page_data(config: Config, lines: Sequence[Mapping[str, Any]], progress: RunP
         "charts": _charts(config, curves_of(starts, lines, [EVALUATION, TRAINING, LOSS, UPDATE_RATE, REPLAY_SIZE])),
         "facts": [[name, text] for name, text in facts.items() if text],
         "settings": [list(setting) for setting in chosen_settings(config)],
-        "film": _film(config),
+        "video": _video(config),
     }
 
 
 def report_data(data: Mapping[str, Any], config: Config) -> dict[str, Any]:
-    """Returns the data of a report: that of a page, with a small film in it, and nothing to ask for."""
-    film, path = data["film"], film_of(config)
-    if film is not None and path is not None:
+    """Returns the data of a report: that of a page, with a small video in it, and nothing to ask for."""
+    video, path = data["video"], video_of(config)
+    if video is not None and path is not None:
         content = read_regular(path) if path.stat().st_size <= MOST_INLINED_BYTES else b""
         source = f"data:{MEDIA[path.suffix]};base64,{base64.b64encode(content).decode()}"
-        film = {**film, "source": source} if content else None
-    return {**data, "film": film, "poll_seconds": 0}
+        video = {**video, "source": source} if content else None
+    return {**data, "video": video, "poll_seconds": 0}
 
 
-def film_of(config: Config) -> Path | None:
-    """Returns the newest film of the run; None if there is none."""
+def video_of(config: Config) -> Path | None:
+    """Returns the newest video of the run; None if there is none."""
     path = Path(video_of_run(config.evaluator.video or "video", config.directory))
-    films = [path] if path.suffix in ENCODERS else [path.with_suffix(suffix) for suffix in ENCODERS]
-    return next((film for film in films if film.is_file() and not film.is_symlink()), None)
+    videos = [path] if path.suffix in ENCODERS else [path.with_suffix(suffix) for suffix in ENCODERS]
+    return next((video for video in videos if video.is_file() and not video.is_symlink()), None)
 
 
-def _film(config: Config) -> dict[str, str] | None:
-    if (path := film_of(config)) is None:
+def _video(config: Config) -> dict[str, str] | None:
+    if (path := video_of(config)) is None:
         return None
     modified = path.stat().st_mtime
     written = time.strftime("%Y-%m-%d %H:%M", time.localtime(modified))
     kind = MEDIA[path.suffix].partition("/")[0]
-    return {"source": f"film?{modified}", "kind": kind, "caption": f"{path.name}, written {written}"}
+    return {"source": f"video?{modified}", "kind": kind, "caption": f"{path.name}, written {written}"}
 
 
 def _tile(name: str, text: str) -> dict[str, str]:

@@ -60,7 +60,7 @@ class RunProgress:
     reached_limits: tuple[str, ...] = ()  # of the run, as KEY=VALUE
     share: float | None = None  # of the run that is done, by the nearest of its limits, 0 to 1; None without limits
     servers: Mapping[str, tuple[int, float]] = field(default_factory=dict)  # of several: transitions, stored a second
-    film_return: float | None = None  # of the episode in the task's own simulator, if this start made one
+    video_return: float | None = None  # of the episode in the task's own simulator, if this start made one
 
 
 @dataclass
@@ -146,7 +146,7 @@ class ProgressReader:
             reached_limits=reached,
             share=min(1.0, max(shares.values())) if shares else None,
             servers=self._of_servers() if len(self._servers) > 1 else {},
-            film_return=self._values.get("eval/film_return"),
+            video_return=self._values.get("eval/film_return"),
         )
 
     def _read_history(self) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 from apex_jax.config import Config
 from apex_jax.host.disk import atomic_write, open_regular
 from apex_jax.host.errors import RunError
-from apex_jax.operations.page_data import MEDIA, RunLines, film_of, page_data, report_data
+from apex_jax.operations.page_data import MEDIA, RunLines, page_data, report_data, video_of
 from apex_jax.operations.progress import RunProgress
 from apex_jax.transport.http_link import BACKLOG, Answer, HttpServer
 
@@ -23,7 +23,6 @@ _log = logging.getLogger(__name__)
 
 REPORT_NAME = "report.html"  # in the run directory
 HOST = "127.0.0.1"
-CLOSING_SECONDS = 5.0  # for a report that is being written
 
 
 def document(data: Mapping[str, Any]) -> str:
@@ -46,10 +45,7 @@ def write_report(config: Config, data: Callable[[], Mapping[str, Any]] | None = 
 
 
 class RunPage:
-    """A context that serves the page of a run, and writes its report after each evaluation and at the end.
-
-    Both happen on threads of their own.
-    """
+    """A context that serves the page of a run, and writes its report after each evaluation and at the end."""
 
     def __init__(self, config: Config):
         self.address = ""  # of the page, empty = there is none
@@ -58,8 +54,6 @@ class RunPage:
         self._lock = threading.Lock()  # of `_lines`
         self._progress: RunProgress | None = None
         self._server: HttpServer | None = None
-        self._evaluated, self._closing = threading.Event(), False
-        self._writer = threading.Thread(target=self._write_reports, name="report", daemon=True)
 
     def __enter__(self) -> RunPage:
         """Binds the port. Raises RunError if that fails."""
@@ -67,11 +61,9 @@ class RunPage:
             listener = _listen(self._config.page_port)
             self.address = f"http://{HOST}:{listener.getsockname()[1]}/"
             self._server = HttpServer(listener, self._answer, "page", is_loopback=True)
-        self._writer.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._end_writer()
         if self._server is not None:
             self._server.close()
 
@@ -79,25 +71,14 @@ class RunPage:
         """Shows `progress` from now on."""
         before, self._progress = self._progress, progress
         if before is not None and progress.latest_evaluation != before.latest_evaluation:
-            self._evaluated.set()
+            write_report(self._config, self._data)
 
     def finish(self, progress: RunProgress) -> None:
         """Shows the last progress of the run, and writes the report."""
         warnings = self._progress.warnings if self._progress is not None else ()
         phase = "finished" if progress.reached_limits else "stopped"
         self._progress = replace(progress, phase=phase, roles={}, seconds_left=None, warnings=warnings)
-        self._end_writer()
         write_report(self._config, self._data)
-
-    def _end_writer(self) -> None:
-        self._closing = True
-        self._evaluated.set()
-        self._writer.join(CLOSING_SECONDS)
-
-    def _write_reports(self) -> None:
-        while self._evaluated.wait() and not self._closing:
-            self._evaluated.clear()
-            write_report(self._config, self._data)
 
     def _data(self) -> dict[str, Any]:
         with self._lock:
@@ -108,8 +89,8 @@ class RunPage:
             return Answer(200, "text/html; charset=utf-8", document(self._data()).encode())
         if path == "/data.json":
             return Answer(200, "application/json", json.dumps(self._data(), allow_nan=False).encode())
-        film = film_of(self._config) if path == "/film" else None
-        return None if film is None else Answer(200, MEDIA[film.suffix], open(open_regular(film, os.O_RDONLY), "rb"))
+        video = video_of(self._config) if path == "/video" else None
+        return None if video is None else Answer(200, MEDIA[video.suffix], open(open_regular(video, os.O_RDONLY), "rb"))
 
 
 def _listen(port: int) -> socket.socket:

@@ -14,7 +14,6 @@ from apex_jax.operations.status_summary import as_text, duration, summary
 from apex_jax.transport.status_link import fetch
 
 ANSWER_SECONDS = 4.0  # so that the command, with the start of Python, ends within 5 seconds
-MAX_ROWS = 2000
 HEAD = ("role", "name", "pid", "healthy", "uptime_seconds", "progress_age_seconds")  # shown in the first line
 
 
@@ -39,7 +38,7 @@ def table(healthy: bool, content: dict[str, Any]) -> list[str]:
     age = content.get("progress_age_seconds")
     state = "healthy" if healthy else f"NOT HEALTHY: no progress for {as_text('', age)} s"
     head = f"{who}: {state}, up {duration(content.get('uptime_seconds'))}"
-    rows = [row for row in _rows("", content) if row[0] not in HEAD][:MAX_ROWS]
+    rows = [row for row in _rows("", content) if row[0] not in HEAD]
     return [head, *_columns(list(summary(content))), "", *_columns(rows)]
 
 

@@ -157,7 +157,7 @@ def _labels(runs: Sequence[Run], apart: Sequence[str]) -> list[str]:
 
 
 class _Minutes:
-    """Turns unix seconds into minutes of the run, without the time between the end of a start and the next start."""
+    """Turns unix seconds into minutes of the run, without those from the last metrics of a start to the next start."""
 
     def __init__(self, starts: Sequence[float], signs_of_life: Sequence[float]):
         signs = np.array(sorted(signs_of_life))

@@ -71,17 +71,9 @@ def groups_of(arguments: Sequence[str]) -> list[Group]:
     Raises UsageError if none has one, or an argument is wrong.
     """
     labelled: dict[str, list[Run]] = {}
-    given: dict[tuple[str, str], str] = {}
     blank: list[str] = []
     for text in arguments:
         label, directory = _labelled(text)
-        before = given.setdefault((label, os.path.realpath(directory)), text)
-        if before is not text:  # it would count twice in the group
-            raise UsageError(
-                f"{short_repr(directory)} is given twice, as {short_repr(before)} and {short_repr(text)}; keep one"
-            )
-        if not label.isprintable():
-            raise UsageError(f"{short_repr(label)}: cannot be drawn; use a label of printable characters")
         runs = read_packed(directory) if is_packed(directory) else [read_run(directory)]
         for run in runs:
             if run.evaluation.returns.size:

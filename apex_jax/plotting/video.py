@@ -16,8 +16,8 @@ from PIL import Image
 from apex_jax.host.disk import atomic_write
 from apex_jax.host.errors import UsageError, short_repr
 
-ENLARGED = 2  # an Atari screen of 160 x 210 pixels is small on a modern display
-LARGE_PIXELS = 300  # height from which a screen is not enlarged in a video, but halved in an animation
+ENLARGED = 2  # an Atari frame of 160 x 210 pixels is small on a modern display
+LARGE_PIXELS = 300  # height from which a frame is not enlarged in a video, but halved in an animation
 GIF_SECONDS = 30.0  # of the end of the game; a whole game would be many megabytes
 GIF_EVERY = 2  # every second frame is kept
 

@@ -14,7 +14,7 @@ KEYS = tuple(name for name, setting in SETTINGS.items() if setting.key.scope)
 """A checkpoint is rejected if one of these differs; processes compare those of their scope, see `Key`."""
 BEFORE = {compatibility_name(name): SETTINGS[name].key.before for name in KEYS if SETTINGS[name].key.before}
 """The values that a text of an earlier release, which does not have these keys, implies."""
-MOST_TOLD = 2_500  # characters: enough for two compatibility keys; their UTF-8 always fits in a `Refusal`
+MAX_CHARACTERS = 2_500  # enough for two compatibility keys; their UTF-8 always fits in a `Refusal`
 
 
 def differences(before: str, now: str) -> dict[str, tuple[str, str]]:
@@ -35,12 +35,12 @@ def describe_differences(before: str, now: str, was: str = "was", is_now: str = 
     """Returns the keys that differ: `environment.task: was Pong-v5, now Boxing-v5; ...`.
 
     Returns both whole texts if none of KEYS differs. A text may come from a peer, so both are made printable, which
-    can make them four times as long; the result is therefore cut after MOST_TOLD characters.
+    can make them four times as long; the result is therefore cut after MAX_CHARACTERS characters.
     """
     found = differences(before, now).items()
     keys = (f"{key}: {was} {printable(old)}, {is_now} {printable(new)}" for key, (old, new) in found)
     text = "; ".join(keys) or f"{was} [{printable(before)}], {is_now} [{printable(now)}]"
-    return text if len(text) <= MOST_TOLD else f"{text[:MOST_TOLD]}..."
+    return text if len(text) <= MAX_CHARACTERS else f"{text[:MAX_CHARACTERS]}..."
 
 
 def _values(text: str) -> dict[str, str]:

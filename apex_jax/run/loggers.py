@@ -12,7 +12,6 @@ that starts again begins a new run in the same group, as it begins a new TensorB
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import logging
 import math
 from collections.abc import Mapping
@@ -42,18 +41,12 @@ def check_loggers(config: Config) -> None:
         raise UsageError(f"metrics.loggers: prometheus fetches /metrics from the status page; add {address}")
     for name in _modules(config):
         what = f"metrics.loggers: {name}"
+        package = name.partition(".")[0]
         try:
-            spec = importlib.util.find_spec(name)  # imports the package that it is in
-            module = importlib.import_module(name) if spec and spec.origin else None  # no origin: a mere folder, wandb/
+            module = importlib.import_module(name)
         except Exception as error:  # of any type: it is not ours
-            module = None
-            if not isinstance(error, ModuleNotFoundError) or not f"{name}.".startswith(f"{error.name}."):
-                raise UsageError(
-                    f"{what} cannot be imported: {first_line(error)}; repair it, or leave it out"
-                ) from None
-        if module is None:
-            package = name.partition(".")[0]
-            raise UsageError(f"{what} is not installed; run `python -m pip install {package}`, or leave it out")
+            fix = f"run `python -m pip install {package}`, or leave it out"
+            raise UsageError(f"{what} cannot be imported: {first_line(error)}; {fix}") from None
         if missing := [function for function in FUNCTIONS if not callable(getattr(module, function, None))]:
             raise UsageError(f"{what} has no {missing[0]}(), as wandb and trackio have; leave it out")
 

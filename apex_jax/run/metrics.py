@@ -69,7 +69,7 @@ TAGS: dict[str, str] = {
     "eval/episodes": "games of the evaluation; evaluator.episodes",
     "eval/seconds": "time that the evaluation took, seconds; grows with the length of the games",
     "eval/human_normalized_score": "episodic_return with random play as 0 and a human tester as 1; rises above 1",
-    "eval/film_return": "return of the filmed episode, in the task's own simulator and not in EnvPool; near"
+    "eval/film_return": "return of the episode in the video, in the task's own simulator and not in EnvPool; near"
     " eval/episodic_return",
     "eval/updates": "learner updates behind the evaluated weights; grows from one evaluation to the next",
     "eval/frames": "emulator frames behind the evaluated weights; grows from one evaluation to the next",

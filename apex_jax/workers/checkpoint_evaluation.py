@@ -10,7 +10,7 @@ from apex_jax.agent.algorithm import Algorithm
 from apex_jax.agent.registry import make_algorithm, resolved
 from apex_jax.config import Config
 from apex_jax.config.load import CONFIG_NAME
-from apex_jax.environments.environment import has_screen
+from apex_jax.environments.environment import can_render
 from apex_jax.host.disk import run_of_checkpoint
 from apex_jax.host.errors import RunError
 from apex_jax.links.weights_client import Weights
@@ -29,7 +29,7 @@ def evaluate_checkpoint(config: Config, spec: SegmentSpec, stop: StopSignal) -> 
     weights = saved_weights(resolved(config, spec), run_directory, algorithm, updates)
     video = config.evaluator.video
     with Film(video, frames_per_second(config)) as film:
-        evaluator = Evaluator(config, spec, algorithm, filmed=video != "" and has_screen(config))
+        evaluator = Evaluator(config, spec, algorithm, filmed=video != "" and can_render(config))
         with contextlib.closing(evaluator.environment):
             returns = evaluator.evaluate(weights.params, stop.is_set, film.add if video else None)
         if returns is None:

@@ -121,7 +121,7 @@ class Evaluator:
 
         All games advance in lockstep, so that equal seeds give equal games. Games that have ended are excluded from
         stepping and from the policy's batch, so that one game stuck for 27,000 steps does not cost ten times as many.
-        `film`: receives each screen of the first game, see `VectorEnvironment.screen`.
+        `film`: receives each screen of the first game, see `VectorEnvironment.render`.
         """
         key = jax.random.key(int(self._rng.integers(2**31)))
         tracker = EpisodeTracker(self._settings.episodes)
@@ -144,7 +144,7 @@ class Evaluator:
             if not playing.size or cancelled():
                 break
             if film is not None and playing[0] == 0:
-                film(self.environment.screen())
+                film(self.environment.render())
             self.environment.send(self._actions(params, playing, key, call), playing)
         self.environment.reset()  # for the next evaluation
         return None if playing.size else returns

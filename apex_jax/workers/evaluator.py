@@ -14,7 +14,7 @@ import jax
 from apex_jax.agent.algorithm import Algorithm, Params
 from apex_jax.agent.registry import make_algorithm, resolved
 from apex_jax.config import Config
-from apex_jax.environments.environment import environment_spec_of, has_reference_simulator, has_screen
+from apex_jax.environments.environment import can_render, environment_spec_of, has_reference_simulator
 from apex_jax.host.disk import run_of_checkpoint
 from apex_jax.host.errors import RunError
 from apex_jax.links.weights_client import Weights, WeightsClient
@@ -37,7 +37,7 @@ def follow(role: RoleContext, spec: SegmentSpec) -> None:
     """Evaluates the newest weights repeatedly; at the end, evaluates the final weights and records a game."""
     config, stop = role.config, role.stop
     algorithm = make_algorithm(config, spec)
-    evaluator = Evaluator(config, spec, algorithm, filmed=has_screen(config), beat=stop.beat)
+    evaluator = Evaluator(config, spec, algorithm, filmed=can_render(config), beat=stop.beat)
     is_supervised = bool(os.environ.get(SUPERVISED))
     like_params = algorithm.acting_params(jax.eval_shape(algorithm.init, jax.random.key(0)))
     client = WeightsClient(

@@ -17,12 +17,12 @@ from typing import Any
 from apex_jax.config import AddressConfig, Config, server_name
 from apex_jax.config.load import to_yaml, yaml_text
 from apex_jax.device import actor_processes, has_gpu
-from apex_jax.environments.environment import has_reference_simulator, has_screen, log_reading
+from apex_jax.environments.environment import can_render, has_reference_simulator, log_reading
 from apex_jax.host.disk import lock, open_regular, write_durably
 from apex_jax.host.errors import FatalError, RunError, UsageError
 from apex_jax.host.machine import usable_cores
 from apex_jax.host.program import NAME
-from apex_jax.operations.live_view import LiveView, final_summary, finished_summary, is_film_of_newest
+from apex_jax.operations.live_view import LiveView, final_summary, finished_summary, is_video_of_newest
 from apex_jax.operations.progress import ProgressReader, RunProgress
 from apex_jax.operations.role_watch import RoleWatch
 from apex_jax.operations.run_page import RunPage
@@ -102,7 +102,7 @@ class LocalRun:
             self._watch.close()
         draw_curves(self._directory, self._config.environment.task)
         is_simulated = has_reference_simulator(self._config)
-        can_film, needs = has_screen(self._config) or is_simulated, FILM_EXTRA if is_simulated else ""
+        can_film, needs = can_render(self._config) or is_simulated, FILM_EXTRA if is_simulated else ""
         progress = reader.read()
         self._page.finish(progress)
         print(final_summary(progress, self._config, can_film, needs), flush=True)
@@ -282,8 +282,8 @@ def _is_finished(config: Config, progress: RunProgress) -> bool:
     evaluation = progress.latest_evaluation
     if not progress.reached_limits or evaluation is None or not newest == [progress.updates] == [evaluation.updates]:
         return False
-    films = video_paths(video_of_run(config.evaluator.video or "video", config.directory)) if has_screen(config) else []
-    return all(is_film_of_newest(film, config.directory) for film in films)
+    films = video_paths(video_of_run(config.evaluator.video or "video", config.directory)) if can_render(config) else []
+    return all(is_video_of_newest(film, config.directory) for film in films)
 
 
 def run(config: Config, name: str, stop: StopSignal) -> int:

@@ -15,7 +15,7 @@ import numpy as np
 
 from apex_jax.agent.algorithm import Algorithm, Params
 from apex_jax.config import Config
-from apex_jax.environments.environment import describe, has_reference_simulator, has_screen
+from apex_jax.environments.environment import can_render, describe, has_reference_simulator
 from apex_jax.environments.reference_simulator import ReferenceSimulator
 from apex_jax.host.errors import RunError, UsageError, short_repr
 from apex_jax.plotting.video import video_paths, video_writer
@@ -37,7 +37,7 @@ def check_video(config: Config) -> None:
     if not video:
         return
     video_paths(video)
-    if not (has_screen(config) or has_reference_simulator(config)):
+    if not (can_render(config) or has_reference_simulator(config)):
         raise UsageError(f"evaluator.video={short_repr(video)}: {config.environment.task} has no screen; leave it out")
 
 
@@ -56,7 +56,7 @@ def draw_curves(run_directory: Path, task: str) -> None:
 
 
 def frames_per_second(config: Config) -> Fraction:
-    """Returns how many screens of `VectorEnvironment.screen` show one second."""
+    """Returns how many screens of `VectorEnvironment.render` show one second."""
     if config.environment.is_atari:
         return Fraction(EMULATOR_FRAMES_PER_SECOND, config.environment.frame_skip)
     if config.environment.is_gymnasium:

@@ -16,8 +16,8 @@ from apex_jax.environments.environment import (
     Episode,
     EpisodeTracker,
     VectorEnvironment,
+    can_render,
     has_reference_simulator,
-    has_screen,
     segment_spec,
 )
 from apex_jax.host.errors import UsageError
@@ -204,7 +204,7 @@ def test_reset_starts_new_episodes_also_in_mid_game(pong: VectorEnvironment) -> 
     ("WalkerWalk-v1", True), ("HalfCheetah-v4", True), ("myoElbowPose1D6MRandom-v0", False), ("Go1Getup-v1", False),
 ])  # fmt: skip
 def test_task_of_mujoco_has_no_screen_and_a_stage_if_its_simulator_is_known(task: str, staged: bool) -> None:
-    assert not has_screen(config(task))
+    assert not can_render(config(task))
     assert has_reference_simulator(config(task)) == staged
 
 
@@ -257,9 +257,9 @@ def test_screen_shows_the_newest_step() -> None:
     step = environment.receive()
     differs = 0
     for _ in range(60):
-        before = environment.screen()
+        before = environment.render()
         environment.send(np.zeros(1, np.int32), step.env_id)
-        step, after = environment.receive(), environment.screen()
+        step, after = environment.receive(), environment.render()
         assert before is not None
         assert after is not None
         small_differs = (step.observation[0, -1] != step.observation[0, -2]).any()

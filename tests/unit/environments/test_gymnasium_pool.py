@@ -19,8 +19,7 @@ from apex_jax.environments import gymnasium_pool
 from apex_jax.environments.environment import VectorEnvironment, segment_spec
 from apex_jax.environments.gymnasium_tasks import NUMBER, Adapted, BrokenEnvironment, make
 from apex_jax.types import Step
-from tests.rigs import environments
-from tests.rigs.environments import Corridor, processes_of
+from tests.rigs.environments import processes_of
 from tests.rigs.processes import wait_for_the_end_of
 
 OWN = "gymnasium:tests.rigs.environments:"
@@ -138,7 +137,7 @@ def test_screen_is_that_of_environment_0(own_processes: bool) -> None:
     environment = VectorEnvironment(settings, segment_spec(settings), np.array([1, 2]), 60, per_step=1, rendered=True)
     place = round(float(environment.receive().observation[0, 0, 1]) * 5)
     environment.receive()
-    screen = environment.screen()
+    screen = environment.render()
     assert screen is not None
     assert screen.shape == (64, 96, 3)
     assert (screen == 10 * place).all()
@@ -240,23 +239,6 @@ def test_environment_that_cannot_be_made_in_its_process_is_one_line_and_ends_the
     leaders, started = processes_of(processes)
     assert len(leaders) == 3
     wait_for_the_end_of(leaders, started)
-
-
-def test_environment_that_cannot_be_made_in_this_process_closes_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    settings = config(f"{OWN}from_a_function", False, "environment.settings={length: 3}")
-    spec, made, closed = segment_spec(settings), list[Corridor](), list[Corridor]()
-
-    def make_one(length: int) -> Corridor:
-        if made:
-            raise ValueError("the second")
-        made.append(Corridor(length))
-        made[0].close = lambda: closed.append(made[0])  # type: ignore[method-assign]
-        return made[0]
-
-    monkeypatch.setattr(environments, "from_a_function", make_one)
-    with pytest.raises(BrokenEnvironment, match="the second"):
-        VectorEnvironment(settings, spec, np.array([1, 2]), 60)
-    assert made == closed
 
 
 PARENT = """

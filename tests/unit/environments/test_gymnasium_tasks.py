@@ -249,21 +249,6 @@ def test_observation_of_another_type_or_with_a_rounding_error_is_accepted(
     observing(monkeypatch, space, value).reset()
 
 
-def test_torch_gets_the_seed_of_the_environment_if_it_is_imported(monkeypatch: pytest.MonkeyPatch) -> None:
-    seeds: list[int] = []
-    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(manual_seed=seeds.append))  # type: ignore[arg-type]
-    make(f"{OWN}Corridor", "{}", seed=7)
-    monkeypatch.delitem(sys.modules, "torch")
-
-    def imports_torch() -> environments.Corridor:
-        monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(manual_seed=seeds.append))  # type: ignore[arg-type]
-        return environments.Corridor()
-
-    monkeypatch.setattr(environments, "from_a_function", imports_torch)
-    make(f"{OWN}from_a_function", "{}", seed=8)
-    assert seeds == [7, 7, 8]
-
-
 @pytest.mark.parametrize("name", ["Draws", "DrawsForNoAgent"])
 def test_environment_that_is_only_described_has_a_number_of_its_own_and_is_closed(name: str, tmp_path: Path) -> None:
     closed = tmp_path / "closed"

@@ -29,7 +29,7 @@ def test_every_action_is_answered_by_observation_reward_end_and_frame(monkeypatc
             assert (observation.tolist(), reward, ended) == (scaled, number / 3, number == 3)
             assert observation.dtype == np.float32
             np.testing.assert_array_equal(simulator.frame, np.full((2, 4, 3), number, np.uint8), strict=True)
-        with pytest.raises(SimulatorError, match=r"^Task-v1 cannot be filmed: its simulator ended with exit code 0$"):
+        with pytest.raises(SimulatorError, match=r"^Task-v1 cannot be rendered: its simulator ended with exit code 0$"):
             simulator.step(np.zeros(2))
 
 
@@ -59,7 +59,7 @@ def test_process_that_ends_or_hangs_at_its_start_is_one_line(
     monkeypatch: pytest.MonkeyPatch, play: Callable[..., Any], reason: str
 ) -> None:
     monkeypatch.setattr(reference_simulator, "START_SECONDS", 3.0)
-    with pytest.raises(SimulatorError, match=f"^Task-v1 cannot be filmed: its simulator {reason}$"):
+    with pytest.raises(SimulatorError, match=f"^Task-v1 cannot be rendered: its simulator {reason}$"):
         start(monkeypatch, play)
 
 
@@ -73,13 +73,13 @@ def test_process_that_ends_or_hangs_at_a_step_is_one_line(
     monkeypatch.setattr(reference_simulator, "STEP_SECONDS", 1.0)
     with (
         start(monkeypatch, play) as simulator,
-        pytest.raises(SimulatorError, match=f"^Task-v1 cannot be filmed: its simulator {reason}$"),
+        pytest.raises(SimulatorError, match=f"^Task-v1 cannot be rendered: its simulator {reason}$"),
     ):
         simulator.step(np.zeros(2))
 
 
 def test_tasks_without_continuous_actions_are_refused() -> None:
-    with pytest.raises(SimulatorError, match=r"^Catch-v0 cannot be filmed: (neither Gymnasium nor DM|dm_control)"):
+    with pytest.raises(SimulatorError, match=r"^Catch-v0 cannot be rendered: (neither Gymnasium nor DM|dm_control)"):
         ReferenceSimulator("Catch-v0", 1)
-    with pytest.raises(SimulatorError, match=r"^CartPole-v1 cannot be filmed: its actions are not continuous$"):
+    with pytest.raises(SimulatorError, match=r"^CartPole-v1 cannot be rendered: its actions are not continuous$"):
         ReferenceSimulator("CartPole-v1", 1)

@@ -83,9 +83,3 @@ def test_export_of_a_missing_or_damaged_run_is_one_line_of_error(tmp_path: Path)
     with pytest.raises(RunError, match="has no checkpoint of 3 updates; it has: 1"):
         export_command.run([str(tmp_path / "run"), str(tmp_path / "new"), "--updates", "3"])
     assert os.listdir(tmp_path) == ["run"]
-
-
-@pytest.mark.parametrize("arguments", [[], ["run"], ["run", "folder", "seed=3"], ["run", "folder", "--updates", "x"]])
-def test_a_wrong_command_line_is_a_usage_error(arguments: list[str]) -> None:
-    with pytest.raises(UsageError, match=r"^export: .*; see .* export --help"):
-        export_command.run(arguments)

@@ -27,7 +27,7 @@ PLAIN = ("network.layer_norm=false", "network.normalize_observations=false")
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Returns a run directory with two checkpoints, of which the second is evaluated and the best, and two films."""
+    """Returns a run directory with two checkpoints, of which the second is evaluated and the best, and two videos."""
     directory = tmp_path_factory.mktemp("runs") / "catch"
     save_best(save_run("Catch-v0", directory), updates=2)
     (directory / "evaluations.jsonl").write_text(json.dumps(EVALUATION) + "\n")
@@ -45,7 +45,7 @@ def folder(run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
-def test_the_folder_has_every_file_the_results_of_its_params_and_the_newest_complete_film(folder: Path) -> None:
+def test_the_folder_has_every_file_the_results_of_its_params_and_the_newest_complete_video(folder: Path) -> None:
     names = {"README.md", "config.json", "model.safetensors", "policy.onnx", "policy.stablehlo", "replay.mp4"}
     assert {path.name for path in folder.iterdir()} == names | {"results.json"}
     results = json.loads((folder / "results.json").read_text())
@@ -102,10 +102,10 @@ def test_code_that_a_run_names_is_not_imported_unless_the_user_names_it_too(
     assert imported.exists()
 
 
-def test_film_that_is_a_link_is_not_followed(tmp_path: Path) -> None:
+def test_video_that_is_a_link_is_not_followed(tmp_path: Path) -> None:
     save_run("Catch-v0", tmp_path / "run", (1,))
     (tmp_path / "secret").write_text("secret")
-    (tmp_path / "run" / "film.mp4").symlink_to(tmp_path / "secret")
+    (tmp_path / "run" / "video.mp4").symlink_to(tmp_path / "secret")
     (tmp_path / "folder").mkdir()
     with pytest.raises(OSError, match="symbolic link"):
         write_files(tmp_path / "folder", tmp_path / "run")
@@ -113,7 +113,7 @@ def test_film_that_is_a_link_is_not_followed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("part", ["best", "checkpoints/2"])
-def test_export_of_a_part_of_a_run_has_evaluation_start_and_film_of_the_run(
+def test_export_of_a_part_of_a_run_has_evaluation_start_and_video_of_the_run(
     part: str, run: Path, tmp_path: Path
 ) -> None:
     assert write_files(tmp_path, run / part) == []

@@ -90,7 +90,7 @@ def test_the_page_describes_observations_actions_and_result(kind: str, texts: li
 
 
 @pytest.mark.parametrize(("parts", "text"), [
-    (None, "`uint8[N, 2, 48, 40, 3]`: the newest 2 screens, oldest first"),
+    (None, "`uint8[N, 2, 48, 40, 3]`: the newest 2 frames, oldest first"),
     ((Part((), (), (10,), (0,)),), "one-hot (0 to 9)"),
 ])  # fmt: skip
 def test_the_page_of_an_environment_of_gymnasium_describes_what_it_returns(

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from apex_jax.host.errors import DivergenceError, FatalError, RunError, UsageError, first_line, printable, short_repr
+from apex_jax.host.errors import FatalError, RunError, UsageError, first_line, printable, short_repr
 
 
 @given(value=st.text() | st.integers() | st.floats() | st.booleans() | st.none() | st.lists(st.text(max_size=5)))
@@ -45,9 +45,3 @@ def test_text_of_a_file_reaches_no_terminal_with_its_escape_sequences(kind: type
     assert str(error).endswith("\nsomebody"), "an error may have the end of a log in lines of its own"
     assert first_line(ValueError("\x1b[31mred")).isprintable()
     assert str(kind("an error")) == "an error"
-
-
-def test_exit_codes_distinguish_usage_run_and_fatal_errors() -> None:
-    assert (UsageError.exit_code, RunError.exit_code, FatalError.exit_code) == (2, 1, 3)
-    assert issubclass(DivergenceError, FatalError)
-    assert (RunError.prefix, DivergenceError.prefix) == ("error: ", "fatal: ")

@@ -10,7 +10,6 @@ from rich.text import Text
 
 from apex_jax.config import EnvironmentConfig, EvaluatorConfig
 from apex_jax.operations.live_view import LiveView, introduction
-from apex_jax.operations.progress import EvaluationSummary
 from tests.rigs.live_views import START, Clock, config, progress
 
 ROLES = dict.fromkeys(("replay", "learner", "actor-0", "actor-1", "evaluator"), "running")
@@ -112,16 +111,6 @@ def test_address_of_the_page_is_printed_once_and_shown_in_the_panel(terminal: Te
     panel = panel_of(terminal, address)
     assert f" {address} " in panel[-1]
     assert max(map(cell_len, panel)) <= 80
-
-
-def test_narrow_terminal_shows_every_process_and_cuts_no_row(
-    terminal: Terminal, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("COLUMNS", "58")
-    panel = panel_of(terminal, roles=ROLES, latest_evaluation=EvaluationSummary(-1e-7, -0.004, 7))
-    assert max(map(len, panel)) <= 58
-    assert all(name in words_of(panel) for name in ROLES)
-    assert "evaluation 0.0 (0% of human), best 9.5 (86% of human)" in words_of(panel)  # no number is minus zero
 
 
 def test_panel_shows_warnings_whole(terminal: Terminal) -> None:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-import sys
 from pathlib import Path
 
 import pytest
 
 from apex_jax.config.load import load
-from apex_jax.environments.environment import has_screen
+from apex_jax.environments.environment import can_render
 from apex_jax.operations.live_view import final_summary
 from apex_jax.operations.progress import ProgressReader
 from tests.rigs.live_views import START, Clock, config, progress, write
@@ -18,11 +17,11 @@ from tests.rigs.processes import ROOT
 CHECKPOINT = "checkpoints/4000"
 
 
-def summary_of(run: Path, *folders: str, screen: bool = True, film_needs: str = "", **changes: object) -> str:
+def summary_of(run: Path, *folders: str, screen: bool = True, video_needs: str = "", **changes: object) -> str:
     """Returns the summary of a run whose directory has these folders."""
     for name in folders:
         (run / name).mkdir(parents=True)
-    return final_summary(progress(**changes), config(run_directory=str(run)), screen, film_needs)
+    return final_summary(progress(**changes), config(run_directory=str(run)), screen, video_needs)
 
 
 def test_summary_lists_results_and_commands_to_look_at_them(tmp_path: Path) -> None:
@@ -45,7 +44,7 @@ def test_summary_of_an_already_finished_run_shows_how_to_extend_it(tmp_path: Pat
     write(tmp_path, "learner", 9, 4000, learner__updates=100)
     reader = ProgressReader(str(tmp_path), config(total_updates=100 + new_updates), Clock())
     write(tmp_path, "learner", 1, 4000, started=START + 60, learner__updates=100 + new_updates)
-    text = final_summary(reader.read(), config(run_directory=str(tmp_path)), has_screen=False)
+    text = final_summary(reader.read(), config(run_directory=str(tmp_path)), can_render=False)
     assert ("Nothing new: an earlier start had reached total_updates=100" in text) == (new_updates == 0)
     assert ("total_updates=150 is reached\n" in text) == (new_updates == 50)
 
@@ -60,19 +59,19 @@ def test_summary_names_only_commands_and_files_that_work(tmp_path: Path) -> None
     assert "video=" not in blind
 
 
-def test_summary_reports_the_film_of_a_simulator_or_what_it_needs(tmp_path: Path) -> None:
-    assert "Film:        951.2, " in summary_of(tmp_path, CHECKPOINT, film_return=951.23, film_needs="pip install x")
-    assert "\nFilm:        none; it needs pip install x\n" in summary_of(tmp_path, film_needs="pip install x")
-    assert "Film: " not in summary_of(tmp_path)
+def test_summary_reports_the_video_of_a_simulator_or_what_it_needs(tmp_path: Path) -> None:
+    assert "Video:       951.2, " in summary_of(tmp_path, CHECKPOINT, video_return=951.23, video_needs="pip install x")
+    assert "\nVideo:       none; it needs pip install x\n" in summary_of(tmp_path, video_needs="pip install x")
+    assert "Video: " not in summary_of(tmp_path)
 
 
 @pytest.mark.parametrize("name", ["catch", "walker", "pendulum", "mountain_car", "pong_cpu"])
 def test_a_game_has_a_screen_if_it_can_be_filmed(name: str) -> None:
-    assert has_screen(load(ROOT / "configs" / f"{name}.yaml", [])) == (name not in ("catch", "walker"))
+    assert can_render(load(ROOT / "configs" / f"{name}.yaml", [])) == (name not in ("catch", "walker"))
 
 
 @pytest.mark.parametrize("age_seconds", [-5, 5])
-def test_summary_names_existing_pictures_but_no_film_older_than_the_newest_checkpoint(
+def test_summary_names_existing_pictures_but_no_video_older_than_the_newest_checkpoint(
     tmp_path: Path, age_seconds: int
 ) -> None:
     for name in ("checkpoints/1000", CHECKPOINT):
@@ -84,8 +83,3 @@ def test_summary_names_existing_pictures_but_no_film_older_than_the_newest_check
     text = summary_of(tmp_path)
     shown = [name for name in ("report.html", "curves.png", "video.mp4", "video.gif") if f"{tmp_path}/{name}\n" in text]
     assert shown == ["report.html", "curves.png", "video.mp4"][: 3 if age_seconds < 0 else 2]
-
-
-def test_summary_names_the_interpreter_of_the_checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "executable", os.path.abspath(".venv/bin/python"))
-    assert ".venv/bin/python main.py --role evaluator" in summary_of(tmp_path, CHECKPOINT)

@@ -54,7 +54,7 @@ def test_page_of_a_run_without_files_is_complete_json(tmp_path: Path) -> None:
     config = Config(run_directory=str(tmp_path / "none"))
     data = page_data(config, RunLines(config.directory).read(), None)
     assert json.loads(json.dumps(data, allow_nan=False)) == data
-    assert (data["film"], data["share"], data["tiles"], data["warnings"]) == (None, None, [], [])
+    assert (data["video"], data["share"], data["tiles"], data["warnings"]) == (None, None, [], [])
 
 
 def test_curve_of_many_points_keeps_its_ends(tmp_path: Path) -> None:
@@ -130,22 +130,22 @@ def test_lines_of_a_long_run_are_thinned(tmp_path: Path, monkeypatch: pytest.Mon
     ("", ["video.gif"], "video.gif"),
     ("game.gif", ["video.mp4", "game.gif"], "game.gif"),
 ])  # fmt: skip
-def test_report_holds_the_newest_film_unless_it_is_large_or_a_link(
+def test_report_holds_the_newest_video_unless_it_is_large_or_a_link(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, video: str, files: list[str], chosen: str
 ) -> None:
     config = Config(run_directory=str(tmp_path), evaluator=EvaluatorConfig(video=video))
-    assert page_data(config, [], progress())["film"] is None
+    assert page_data(config, [], progress())["video"] is None
     for name in files:
         (tmp_path / name).write_bytes(name.encode())
     data = page_data(config, [], progress())
-    assert data["film"]["source"].startswith("film?")
-    film = report_data(data, config)["film"]
+    assert data["video"]["source"].startswith("video?")
+    inlined = report_data(data, config)["video"]
     kind = "video/mp4" if chosen.endswith("mp4") else "image/gif"
-    assert film["source"] == f"data:{kind};base64,{base64.b64encode(chosen.encode()).decode()}"
-    assert film["caption"].startswith(f"{chosen}, written ")
+    assert inlined["source"] == f"data:{kind};base64,{base64.b64encode(chosen.encode()).decode()}"
+    assert inlined["caption"].startswith(f"{chosen}, written ")
     monkeypatch.setattr(module, "MOST_INLINED_BYTES", len(chosen) - 1)
-    assert report_data(data, config)["film"] is None
+    assert report_data(data, config)["video"] is None
     for name in files:
         (tmp_path / name).rename(tmp_path / f"{name}.elsewhere")
         (tmp_path / name).symlink_to(tmp_path / f"{name}.elsewhere")
-    assert page_data(config, [], progress())["film"] is None
+    assert page_data(config, [], progress())["video"] is None

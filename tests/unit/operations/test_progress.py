@@ -119,16 +119,6 @@ def test_numbers_come_from_the_files_of_all_processes(tmp_path: Path) -> None:
     assert now.roles == {**states, "evaluator": "starting"}
 
 
-def test_newest_value_of_a_tag_holds_whichever_process_wrote_it(tmp_path: Path) -> None:
-    reader = ProgressReader(str(tmp_path), config(), Clock())
-    write(tmp_path, "learner", 9, 4, charts__episodic_return=2.0)
-    write(tmp_path, "replay", 5, 4, charts__episodic_return=1.0)
-    assert reader.read().training_return == 2.0
-    write(tmp_path, "replay", 10, 4, charts__episodic_return=3.0)
-    write(tmp_path, "learner", 11, 4, charts__episodic_return=None)
-    assert reader.read().training_return == 3.0
-
-
 def test_process_whose_clock_restarts_at_0_counts_as_restarted(tmp_path: Path) -> None:
     reader = ProgressReader(str(tmp_path), config(), Clock())
     for started, seconds in ((0, 5), (0, 10), (20, 1), (20, 6), (40, 2)):

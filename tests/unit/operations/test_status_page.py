@@ -80,15 +80,15 @@ def test_whole_run_and_each_role_serve_their_status(tmp_path: Path) -> None:
                 return {}
 
         peers = {
-            "replay": lambda told: len(told["actors"]) == 1 and told["learner"] is not None,
-            "learner": lambda told: told == {"replay": "joined", "weights_clients": 2},
-            "actor-0": lambda told: told == {"replay": "joined", "learner": "joined"},
-            "evaluator": lambda told: told == {"learner": "joined"},
+            "replay": lambda peers: len(peers["actors"]) == 1 and peers["learner"] is not None,
+            "learner": lambda peers: peers == {"replay": "joined", "weights_clients": 2},
+            "actor-0": lambda peers: peers == {"replay": "joined", "learner": "joined"},
+            "evaluator": lambda peers: peers == {"learner": "joined"},
         }
 
         def is_complete(found: dict[str, Any]) -> bool:
-            told = [found.get(name, {}) for name in peers]
-            return all(map(lambda one: "peers" in one and any(one["metrics"].values()), told)) and all(
+            reports_found = [found.get(name, {}) for name in peers]
+            return all(map(lambda one: "peers" in one and any(one["metrics"].values()), reports_found)) and all(
                 has_all(found[name]["peers"]) for name, has_all in peers.items()
             )
 

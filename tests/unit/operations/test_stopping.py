@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 import signal
-import sys
 from pathlib import Path
 
 import pytest
 
-from apex_jax.operations.stopping import acknowledge, lost_transitions, lost_updates
+from apex_jax.operations.stopping import lost_transitions, lost_updates
 from apex_jax.process import SUPERVISED
 from tests.rigs.processes import ROOT, Program, Programs, catch, free_tcp_addresses, wait_until
 
@@ -111,18 +108,3 @@ def test_losses_of_a_stop_without_saving_are_printed(
     assert lost_updates(str(tmp_path), updates, is_saved) == f"stopped at once: {said}"
     assert "no transition" in lost_transitions(has_journal=True)
     assert "replay.journal=false" in lost_transitions(has_journal=False)
-
-
-@pytest.mark.parametrize("is_closed", [True, False])
-def test_acknowledgement_that_cannot_be_printed_is_no_error(monkeypatch: pytest.MonkeyPatch, is_closed: bool) -> None:
-    reading, writing = os.pipe()
-    os.close(reading)
-    with open(writing, "w", buffering=1, closefd=False) as stream:
-        monkeypatch.setattr(sys, "stderr", stream)
-        if is_closed:
-            stream.close()
-        acknowledge("stopping")  # to a terminal that has gone
-        monkeypatch.undo()
-        with contextlib.suppress(OSError):
-            stream.close()
-    os.close(writing)

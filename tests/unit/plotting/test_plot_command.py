@@ -26,7 +26,6 @@ def test_plot_command_draws_and_prints(tmp_path: Path, capsys: pytest.CaptureFix
     ([], r"^plot: .*required: .*plot --help"),
     (["{tmp}/nowhere"], "nowhere: no such directory"),
     (["{tmp}/empty"], "empty: has no evaluation yet"),
-    (["\udcff={tmp}/a"], "printable"),
     (["{tmp}/a", "--output", "x.jpg"], r"--output x.jpg: .*\.png"),
     (["{tmp}/a", "--output", "{tmp}/nowhere/x.png"], "existing folder"),
     (["{tmp}/a", "--output", "{tmp}/x.png"], r"x.*\.png: Is a directory"),
@@ -80,11 +79,3 @@ def test_pictures_among_the_arguments_are_skipped(runs: Path) -> None:
         assert list(runs.rglob("*.png")) == [runs / "plot.png"]
     with pytest.raises(UsageError, match=r"plot\.png: is a file"):
         run(["runs/plot.png"])
-
-
-@pytest.mark.parametrize("twice", [["runs/a", "runs/a/"], ["A=runs/a", "A=runs/../runs/a"]])
-@pytest.mark.usefixtures("runs")
-def test_run_that_is_given_twice_in_one_group_is_refused(twice: list[str]) -> None:
-    with pytest.raises(UsageError, match=f" is given twice, as {twice[0]} and {twice[1]}"):
-        run(twice)
-    assert run(["before=runs/a", "after=runs/a"]) == 0  # two lines, each of one run

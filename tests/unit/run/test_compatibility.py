@@ -1,4 +1,4 @@
-"""Which settings two processes, or a process and a file, differ in, and how that is said."""
+"""Which settings differ between two processes, or a process and a file, and the text that describes them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from apex_jax.config.command_line import parse
-from apex_jax.run.compatibility import KEYS, MOST_TOLD, describe_differences, differences
+from apex_jax.run.compatibility import KEYS, MAX_CHARACTERS, describe_differences, differences
 
 DEFAULT = parse([]).config
 
@@ -22,8 +22,8 @@ def test_setting_that_all_roles_share_is_found_with_both_values(
 ) -> None:
     other = parse([override]).config
     assert differences(DEFAULT.compatibility_key, other.compatibility_key) == {key: values}
-    told = describe_differences(DEFAULT.compatibility_key, other.compatibility_key)
-    assert told == f"{key}: was {values[0]}, now {values[1]}"
+    text = describe_differences(DEFAULT.compatibility_key, other.compatibility_key)
+    assert text == f"{key}: was {values[0]}, now {values[1]}"
 
 
 @pytest.mark.parametrize(
@@ -97,5 +97,5 @@ def test_option_of_dqn_is_compared_for_weights_and_checkpoints_and_is_off_in_tho
 def test_any_text_of_a_peer_is_shown_on_one_line_of_limited_length(before: str, now: str) -> None:
     text = describe_differences(before, now)
     assert text.isprintable()
-    assert len(text) <= MOST_TOLD + 3
+    assert len(text) <= MAX_CHARACTERS + 3
     assert set(differences(before, now)) <= set(KEYS)

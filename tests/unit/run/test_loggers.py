@@ -26,7 +26,7 @@ def packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.syspath_prepend(folder)
     yield folder
     for name in set(sys.modules) - before:
-        if str(folder) in str(getattr(sys.modules[name], "__file__", "")):
+        if name == NAME or str(folder) in str(getattr(sys.modules[name], "__file__", "")):
             del sys.modules[name]
 
 
@@ -50,23 +50,16 @@ def test_prometheus_needs_an_address_of_the_status_page_and_no_module() -> None:
 
 
 @pytest.mark.parametrize(("name", "words"), [
-    ("no_such_tracker", "is not installed; run `python -m pip install no_such_tracker`"),
-    ("no_such.tracker", "is not installed; run `python -m pip install no_such`"),
-    (NAME, "is not installed"),  # a folder, as wandb makes one in the working directory
+    ("no_such_tracker", "cannot be imported: No module .*; run `python -m pip install no_such_tracker`"),
+    ("no_such.tracker", "cannot be imported: No module .*; run `python -m pip install no_such`"),
+    (NAME, r"has no init\(\)"),  # a folder, as wandb makes one in the working directory
     ("half_service", r"has no log\(\)"),
     ("broken_service", "cannot be imported: too; "),
-    ("broken_service.part", "cannot be imported: too; "),
-    ("__main__", "cannot be imported"),  # it has no `__spec__`
-    ("json.service", "is not installed"),
-    ("os.path.service", "is not installed"),
 ])  # fmt: skip
-def test_a_name_that_is_no_service_is_one_line(
-    packages: Path, monkeypatch: pytest.MonkeyPatch, name: str, words: str
-) -> None:
+def test_a_name_that_is_no_service_is_one_line(packages: Path, name: str, words: str) -> None:
     (packages / NAME).mkdir()
     (packages / "half_service.py").write_text("def init(): ...\nlog = 3\n")
     (packages / "broken_service.py").write_text("raise RuntimeError('too\\nold')")
-    monkeypatch.setattr(sys.modules["__main__"], "__spec__", None)
     with pytest.raises(UsageError, match=f"^metrics.loggers: {name} {words}") as error:
         check_loggers(config_with(name))
     assert "\n" not in str(error.value)
