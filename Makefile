@@ -8,7 +8,7 @@ VENV := .venv
 RUN := $(VENV)/bin/python
 PIP_INSTALL := $(RUN) -m pip install --quiet --disable-pip-version-check
 # Many tests wait for other processes: one more at a time than there are cores.
-PYTEST := JAX_PLATFORMS=cpu $(RUN) -m pytest -n $(shell expr 1 + $$(nproc)) --dist loadfile --no-loadscope-reorder
+PYTEST := PYTHONDONTWRITEBYTECODE= JAX_PLATFORMS=cpu $(RUN) -m pytest -n $(shell expr 1 + $$(nproc)) --dist loadfile --no-loadscope-reorder
 TRAIN_REQUIREMENTS := $(if $(GPU),requirements-gpu,requirements)
 
 help:

@@ -269,8 +269,7 @@ def _restore(checkpointer: Checkpointer, state: State, key: str, architecture: s
         return state, Progress(0, 0, 0.0, 0, key, architecture)
     arrays, progress = restored
     _log.info("resuming from the checkpoint at %d updates", progress.updates)
-    state = jax.device_put(type(state)(*arrays))
-    return state, progress._replace(compatibility_key=key)  # earlier releases saved fewer keys
+    return jax.device_put(type(state)(*arrays)), progress
 
 
 def _join_replay(

@@ -21,8 +21,8 @@ from apex_jax.transport.sockets import LocalLinks
 from apex_jax.workers.learner import open_learner
 from apex_jax.workers.role import RoleContext
 from tests.rigs.fleet import Fleet
-from tests.rigs.learner_runs import bits, config_of, error_lines, restored, save_checkpoint
-from tests.rigs.processes import ROOT, Program, Programs, catch, checkpoints, free_tcp_addresses, values, wait_until
+from tests.rigs.learner_runs import bits, config_of, restored, save_checkpoint
+from tests.rigs.processes import ROOT, Programs, checkpoints, wait_until
 
 pytestmark = pytest.mark.timeout(480)
 
@@ -47,14 +47,6 @@ def test_fault_06_resumed_learner_equals_its_checkpoint_bit_for_bit(tmp_path: Pa
         assert learner.weights.version >= progress.weights_version
     context.term()
     links.close()
-
-
-@pytest.fixture
-def fleet(programs: Programs, tmp_path: Path) -> Fleet:
-    """Replay server and actor, whose learner saves often."""
-    fleet = Fleet(programs, tmp_path / "run", "learner.checkpoint_interval_seconds=1")
-    fleet.start("replay", "actor-0")
-    return fleet
 
 
 @pytest.mark.slow
@@ -134,37 +126,3 @@ def test_fault_09_kill_during_a_save_leaves_the_previous_checkpoint_and_no_half_
     saved, left = zip(*(kill_amid_saves(tmp_path, rng) for _ in range(kills)), strict=True)
     assert sorted(set(saved)) == [*saved], "each goes on from the one before"
     assert sum(left) > 0, "kills that met no save show nothing"
-
-
-# Two learners -----------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-def test_fault_37_a_second_learner_is_refused_and_one_that_was_frozen_and_replaced_ends(
-    programs: Programs, fleet: Fleet, tmp_path: Path
-) -> None:
-    first = fleet.start("learner")
-    first.wait_until(lambda: fleet.updates() > 0)
-
-    def start_second(directory: Path) -> Program:
-        addresses = [f"addresses.{link}={fleet.addresses[link][0]}" for link in ("experience", "sampling")]
-        arguments = catch(directory, *addresses, free_tcp_addresses()[2], "total_updates=100000000")
-        return programs.start("--role", "learner", "--name", "second", *arguments)
-
-    def learned() -> float:
-        return max(values(tmp_path / "other", "second", "learner/updates"), default=0.0)
-
-    refused = start_second(fleet.directory)
-    assert refused.exit_code() == 1
-    [error] = error_lines(refused)
-    assert f"another learner saves in {fleet.directory / 'checkpoints'}" in error
-    first.send(signal.SIGSTOP)
-    second = start_second(tmp_path / "other")
-    second.wait_until(learned)
-    first.send(signal.SIGCONT)
-    assert first.exit_code(90) == 1
-    [error] = error_lines(first)
-    assert "another learner draws from this replay server" in error
-    assert "Traceback" not in first.stderr
-    known = learned()
-    second.wait_until(lambda: learned() > known)

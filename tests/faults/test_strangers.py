@@ -170,19 +170,6 @@ def foreign(tmp_path: Path) -> Path:
     return tmp_path / "foreign"
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(480)
-def test_run_over_encrypted_links_learns_to_its_end(programs: Programs, sound: Path, tmp_path: Path) -> None:
-    settings = [*free_tcp_addresses(), f"security.keys={sound}", "total_updates=200"]
-    roles = [
-        programs.start("--role", role, *catch(tmp_path / "run", *settings)) for role in ("learner", "replay", "actor")
-    ]
-    for program in roles:
-        assert program.exit_code(100) == 0, program.stderr
-        assert "links over tcp are encrypted" in program.stderr
-        assert "WARNING" not in program.stderr
-
-
 def check_refused_in_time(program: Program, hint: str) -> None:
     """Checks that a process logs a hint soon, and ends with it within GIVEN_UP_SECONDS."""
     wait_until(lambda: hint in program.stderr, LOADED_SECONDS)
@@ -217,32 +204,6 @@ def test_fault_29_actor_whose_keys_do_not_fit_the_server_has_a_hint_soon_and_end
         directory = tmp_path / f"actor of {hint}"
         actor = programs.start("--role", "actor", *catch(directory, *addresses, f"security.keys={given}"))
         check_refused_in_time(actor, hint)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(480)
-def test_fault_29_learner_and_evaluator_with_keys_of_others_get_nothing(
-    programs: Programs, sound: Path, foreign: Path, tmp_path: Path
-) -> None:
-    served = Served(programs, tmp_path / "run", str(sound))
-    addresses = [f"addresses.{link}={served.address(link)}" for link in ("experience", "sampling", "weights")]
-
-    def start(role: str, directory: str, folder: Path) -> Program:
-        return programs.start("--role", role, *catch(tmp_path / directory, *addresses, f"security.keys={folder}"))
-
-    check_refused_in_time(
-        start("learner", "false learner", folder_of_keys(sound, "learner", sound, "actor")),
-        "refused the key of this learner",
-    )
-    served.program.wait_until(lambda: served.dropped("refused_key") > 0)
-    served.is_sound()
-    served.close()
-    learner = start("learner", "run", sound)
-    check_refused_in_time(
-        start("evaluator", "false evaluator", folder_of_keys(sound, "evaluator", foreign, "evaluator")),
-        "refused the key of this evaluator",
-    )
-    learner.wait_until(lambda: values(tmp_path / "run", "learner", "replay/dropped_refused_key"))
 
 
 @pytest.mark.long

@@ -17,13 +17,11 @@ from apex_jax.agent.exploration import epsilon_ladder
 from apex_jax.agent.registry import make_algorithm
 from apex_jax.config.load import load
 from apex_jax.environments.environment import VectorEnvironment, segment_spec
-from apex_jax.host.errors import RunError
 from apex_jax.links.weights_client import Weights
 from apex_jax.transport.messages import ActorWelcome
 from apex_jax.types import Segment, Step
 from apex_jax.workers.actor import Actor
 from apex_jax.workers.role import RoleContext
-from tests.rigs.links import CONFIG, SPEC, segment_of
 from tests.rigs.processes import ROOT
 
 LADDER_INDICES = np.array([0, 2, 3, 5], np.int32)
@@ -125,29 +123,3 @@ def test_actors_of_different_actor_numbers_play_different_games(act: Callable[..
     ]
     assert np.array_equal(pick[0], pick[1])
     assert not np.array_equal(pick[0], pick[2])
-
-
-class FullReplay(Replay):
-    """A replay server that takes one segment, and then has no room."""
-
-    def put(self, segment: Segment, timeout_seconds: float) -> bool:
-        return not self.segments and super().put(segment, timeout_seconds)
-
-
-class GivenUp:
-    """Weights of a learner that has been away for too long."""
-
-    def fetch_after(self, last: Weights | None) -> Weights:
-        raise RunError("the learner has been away")
-
-
-def test_actor_that_waits_for_room_ends_if_its_learner_is_away_for_too_long(
-    tmp_path: Path, context: zmq.Context
-) -> None:
-    role, replay = RoleContext(CONFIG.replace(run_directory=str(tmp_path)), context, "actor"), FullReplay()
-    membership: Any = SimpleNamespace(client=replay, must_leave=False)
-    actor = Actor(role, SPEC, None, GivenUp(), membership)  # type: ignore[arg-type]
-    step: Any = SimpleNamespace(first=np.zeros(4, bool))
-    with pytest.raises(RunError):
-        actor._hand_over(step, [segment_of(number) for number in (1, 2, 3)], [], LADDER_INDICES)
-    assert len(replay.segments) == 1

@@ -6,7 +6,6 @@ import dataclasses
 import errno
 import os
 import threading
-import time
 from pathlib import Path
 from unittest import mock
 
@@ -97,29 +96,6 @@ def test_checkpoint_of_another_algorithm_is_refused_even_if_its_name_was_auto(
     )
     with is_refused, open_learner(RoleContext(toy, context, "learner"), segment_spec(config)):
         pass
-
-
-def test_learner_adds_the_algorithm_to_the_checkpoints_of_an_earlier_release(
-    config: Config, context: zmq.Context
-) -> None:
-    save_checkpoint(Path(config.directory))  # its compatibility key has no algorithm
-    with open_learner(RoleContext(config, context, "learner"), segment_spec(config)) as learner:
-        pass
-    assert " name=dqn" in learner.counters.progress(1, "").compatibility_key
-
-
-def test_waiting_time_counts_even_if_a_batch_arrives(
-    config: Config, context: zmq.Context, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with open_learner(RoleContext(config, context, "learner"), segment_spec(config)) as learner:
-
-        def next_item(timeout_seconds: float) -> object:
-            time.sleep(0.02)
-            return mock.Mock()
-
-        monkeypatch.setattr(learner.replay, "next", next_item)
-        assert learner._draw() is not None
-        assert learner.metrics.waited_seconds >= 0.02
 
 
 def test_settings_are_recorded_at_the_first_start_and_later_once_an_update_was_made_with_them(

@@ -156,21 +156,6 @@ def test_processes_that_environments_started_in_a_role_s_own_process_end_with_it
     assert stage.lives["actor-0"] == 2
 
 
-def test_a_learner_that_ends_as_soon_as_it_is_restarted_is_not_started_once_more(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    start = role_process.RoleProcess.start
-
-    def start_and_wait(role: role_process.RoleProcess, arguments: list[str]) -> None:
-        start(role, arguments)
-        if role.restarts and role.process is not None:
-            role.process.wait()
-
-    monkeypatch.setattr(role_process.RoleProcess, "start", start_and_wait)
-    stage.run(learner="sys.exit(4 if life == 1 else 0)")
-    assert stage.lives == {**ONCE_EACH, "learner": 2}
-
-
 @pytest.mark.parametrize(("role", "line", "error", "starts"), [
     ("actor-0", 'print("life", life)\nsys.exit(4)', "6 times in a row .*exit code 4.*  life 6$", 6),
     ("learner", 'sys.exit("error: no disk")', "2 times in a row .*exit code 1.*  error: no disk$", 2),
