@@ -45,7 +45,7 @@ def _device_of(role: str, config: Config) -> str:
     if role == "evaluator" and config.evaluator.device == "auto":
         return "auto" if has_gpu(config) else "cpu"
     devices = {"learner": config.learner.device, "actor": config.actor.device, "evaluator": config.evaluator.device}
-    return devices.get(role, "cpu")
+    return devices.get("learner" if role == "one_process" else role, "cpu")
 
 
 def has_gpu(config: Config) -> bool:

@@ -61,13 +61,14 @@ def _run() -> tuple[int, bool]:
         stop = process.StopSignal()
         stop.install()
         process.check_hosts(command.role, command.config)
-        device.choose_device(command.role, command.config)
+        role = "one_process" if command.role == "local" and command.config.processes == "one" else command.role
+        device.choose_device(role, command.config)
         device.keep_compiled_programs()
-        device.check_device(command.role, command.config)
+        device.check_device(role, command.config)
         if command.seeds:
             series = importlib.import_module("apex_jax.workers.series")
             return int(series.run(command.config, command.seeds, command.name, stop)), False
-        worker = importlib.import_module(f"apex_jax.workers.{MODULES.get(command.role, command.role)}")
+        worker = importlib.import_module(f"apex_jax.workers.{MODULES.get(role, role)}")
         return int(worker.run(command.config, command.name, stop)), command.config.evaluator.checkpoint != ""
     except KeyboardInterrupt:  # before the signal handler is installed
         return 130, False

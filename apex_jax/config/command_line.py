@@ -65,6 +65,8 @@ def parse(argv: Sequence[str]) -> Command:
     if config.evaluator.checkpoint and options.role != "evaluator":
         what = f"evaluator.checkpoint={short_repr(config.evaluator.checkpoint)}"
         raise UsageError(f"{what}: needs --role evaluator, got --role {options.role}")
+    if config.processes == "one" and options.role not in ("local", "evaluator"):
+        raise UsageError(f"processes=one: runs all roles; leave --role {options.role} out")
     if config.replay.columns and options.role != "replay":
         what = f"replay.columns={short_repr(config.replay.columns)}"
         raise UsageError(f"{what}: items of your own need --role replay, got --role {options.role}")

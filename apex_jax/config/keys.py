@@ -243,6 +243,12 @@ class Config:
     """The configuration of a run; `compatibility_key` holds the values that all roles of the fleet must share."""
 
     seed: int = key(1, "every process derives its own random numbers from this one", "", 0, 2**31 - 1)
+    processes: str = key(
+        "many",
+        "of a run on this machine: many = one for each role; one = they take turns in this process, and two runs with"
+        " one seed are equal bit for bit, if no limit is in minutes",
+        choices=("many", "one"),
+    )
     run_directory: str = key(
         "", "checkpoints, metrics and logs go here; empty = runs/<task>-<seed>; a second start resumes"
     )

@@ -13,6 +13,9 @@ class EvaluatorConfig:
 
     episodes: int = key(10, "full games of an evaluation, played side by side", "episodes", 1, 1000)
     epsilon: float = key(0.00164, "DQN: probability of a random action", "", 0, 1)
+    interval_updates: int = key(
+        0, "processes=one: updates between evaluations; 0 = a tenth of total_updates, else 5,000", "updates", 0, 10**12
+    )
     interval_seconds: float = key(
         60.0, "pause from the end of an evaluation to the start of the next", "seconds", 0, 10**6
     )

@@ -13,5 +13,6 @@ weights_server     learner: serves them
 client             parts common to the three clients
 server             parts common to the three servers
 connection         of a client: hellos, heartbeats, whether the server is joined or lost
+in_process         the calls of all links in one process, without sockets and threads
 episode_means      returns of the actors' games between two reports
 """

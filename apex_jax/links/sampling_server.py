@@ -104,7 +104,7 @@ class SamplingServer(LinkServer[LearnerPeer]):
         learner.has_caught_up = True
         while learner.asked and self._replay.can_sample(int(learner.asked[0].sum())):
             sample = self._replay.sample(learner.asked[0], now_seconds)
-            if not sockets.send(self._socket, self._batches(sample), learner.connection_id):
+            if not sockets.send(self._socket, index_batches(self._replay, sample), learner.connection_id):
                 self._replay.take_back(sample)
                 return
             learner.asked.popleft()
@@ -146,20 +146,6 @@ class SamplingServer(LinkServer[LearnerPeer]):
             learner.cursor = cursor
             learner.segments_credit -= count
         return True
-
-    def _batches(self, sample: Sample) -> IndexBatches:
-        return IndexBatches(
-            indices=sample.indices,
-            generations=sample.generations,
-            probabilities=sample.probabilities,
-            total_priority=self._replay.buffer.total_priority,
-            size_transitions=self._replay.buffer.size_transitions,
-            allowed_samples=self._replay.allowed_samples,
-            replay_id=self._replay.journal.replay_id,
-            environment_steps=min(self._replay.environment_steps, MAX_ENVIRONMENT_STEPS),
-            samples_per_insert=min(self._replay.samples_per_insert, MAX_SAMPLES_PER_INSERT),
-            age_seconds=sample.age_seconds,
-        )
 
     def _on_hello(self, connection_id: bytes, message: LearnerHello, now_seconds: float) -> None:
         if (refusal := self._refusal_of(message)) is not None:
@@ -243,3 +229,19 @@ class SamplingServer(LinkServer[LearnerPeer]):
         # The learner has saved a checkpoint; a snapshot now lets both resume from the same moment.
         self._replay.journal.request_snapshot()
         _log.info("the learner leaves")
+
+
+def index_batches(replay: Replay, sample: Sample) -> IndexBatches:
+    """Returns a sample as the learner receives it, with the state of the replay after it."""
+    return IndexBatches(
+        indices=sample.indices,
+        generations=sample.generations,
+        probabilities=sample.probabilities,
+        total_priority=replay.buffer.total_priority,
+        size_transitions=replay.buffer.size_transitions,
+        allowed_samples=replay.allowed_samples,
+        replay_id=replay.journal.replay_id,
+        environment_steps=min(replay.environment_steps, MAX_ENVIRONMENT_STEPS),
+        samples_per_insert=min(replay.samples_per_insert, MAX_SAMPLES_PER_INSERT),
+        age_seconds=sample.age_seconds,
+    )

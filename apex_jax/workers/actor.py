@@ -6,7 +6,7 @@ import contextlib
 import logging
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -52,17 +52,21 @@ class Actor:
     def run(self) -> None:
         """Acts until the process is stopped or the run is over. Raises RunError if the replay server refuses it."""
         while (welcome := self.replay.join()) is not None:
-            self.act(welcome)
+            for _ in self.act(welcome):
+                pass
 
-    def act(self, welcome: ActorWelcome) -> None:
-        """Acts with the ladder indices of the welcome, as long as the actor belongs to this replay server."""
+    def act(self, welcome: ActorWelcome) -> Generator[None, None, None]:
+        """Acts with the ladder indices of the welcome, as long as the actor belongs to this replay server.
+
+        Each item of the iterator is a step of the environments acted on at once.
+        """
         environment, builder, exploration, key = _begin(self, welcome)
         with contextlib.closing(environment):
-            self._act(environment, builder, exploration, key)
+            yield from self._act(environment, builder, exploration, key)
 
     def _act(
         self, environment: VectorEnvironment, builder: SegmentBuilder, exploration: np.ndarray, key: jax.Array
-    ) -> None:
+    ) -> Generator[None, None, None]:
         tracker, call = EpisodeTracker(len(exploration)), 0
         self.next_metrics = time.monotonic() + self.role.config.metrics_interval_seconds
         while not self.replay.must_leave:
@@ -75,6 +79,7 @@ class Actor:
             segments = builder.add(step, *map(np.asarray, output))
             self._hand_over(step, segments, tracker.add(step), exploration)
             self._write_metrics_when_due()
+            yield
 
     def _newest_weights(self) -> Weights:
         self.in_use = self.weights.fetch_after(self.in_use) or self.in_use

@@ -102,7 +102,7 @@ class Evaluator:
         beat: Callable[[], None] = lambda: None,
     ):
         """`filmed`: whether evaluations can be filmed; `beat`: called at each step."""
-        self._beat = beat
+        self.beat = beat
         self.steps_per_second = 0.0  # over all games of the current or last evaluation
         self.seconds = 0.0  # of that evaluation
         self._settings = config.evaluator
@@ -129,7 +129,7 @@ class Evaluator:
         playing = np.arange(self._settings.episodes)
         steps, started = 0, time.monotonic()
         for call in itertools.count():
-            self._beat()
+            self.beat()
             for _ in playing:
                 step = self.environment.receive()  # of one game
                 self._observation[step.env_id] = step.observation

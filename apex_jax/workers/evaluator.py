@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import time
+from collections import Counter
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -73,13 +74,10 @@ def follow(role: RoleContext, spec: SegmentSpec) -> None:
                     continue
                 evaluation = Evaluation(config, returns, weights.updates, weights.environment_steps, evaluator.seconds)
                 client.best_return = max(client.best_return, float(returns.mean()))
-                role.write_metrics(evaluation.environment_steps, evaluation.values(), client.dropped.copy())
-                _log.info("%s", evaluation.describe())
-                evaluation.store(config.directory, algorithm.evaluation_exploration)
-                _store_if_best(config, spec, evaluation, weights.params)
+                record(role, spec, algorithm, evaluation, weights.params, client.dropped.copy())
                 if weights.final:
                     phase = "completing the film"
-                    _complete_film(role, film, algorithm, weights.params, evaluation)
+                    finish_film(role, film, algorithm, weights.params, evaluation)
         if not stop.is_set() and not is_supervised:  # a supervisor does this after its evaluator has ended
             draw_curves(Path(config.directory), config.environment.task)
             write_report(config)
@@ -88,7 +86,33 @@ def follow(role: RoleContext, spec: SegmentSpec) -> None:
         client.close()
 
 
-def _complete_film(role: RoleContext, film: Film, algorithm: Algorithm, params: Params, evaluation: Evaluation) -> None:
+def record(
+    role: RoleContext,
+    spec: SegmentSpec,
+    algorithm: Algorithm,
+    evaluation: Evaluation,
+    params: Params,
+    dropped: Counter[str] | None = None,
+) -> None:
+    """Writes an evaluation to metrics, log and `evaluations.jsonl`, and the parameters to `best` if it is the best."""
+    config = role.config
+    role.write_metrics(evaluation.environment_steps, evaluation.values(), dropped)
+    _log.info("%s", evaluation.describe())
+    evaluation.store(config.directory, algorithm.evaluation_exploration)
+    best = BestEvaluation(
+        mean_return=float(evaluation.returns.mean()),
+        episodes=len(evaluation.returns),
+        updates=evaluation.updates,
+        environment_steps=evaluation.environment_steps,
+        frames=evaluation.frames,
+        unix_seconds=time.time(),
+        architecture=architecture_of(params),
+    )
+    keep_if_best(config, environment_spec_of(config, spec), best, encode_weights(params))
+
+
+def finish_film(role: RoleContext, film: Film, algorithm: Algorithm, params: Params, evaluation: Evaluation) -> None:
+    """Completes the film of a run's last evaluation; logs why, if there is none."""
     try:
         film_return = complete_film(film, role.config, algorithm, params, float(evaluation.returns[0]), role.stop)
     except RunError as error:  # the evaluation is valid nevertheless
@@ -124,19 +148,6 @@ def is_cancelled(stop: StopSignal, client: WeightsClient, weights: Weights) -> b
         return stop.is_set()
     newest = client.newest
     return stop.run_is_over or (newest is not None and newest.final)
-
-
-def _store_if_best(config: Config, spec: SegmentSpec, evaluation: Evaluation, params: Params) -> None:
-    best = BestEvaluation(
-        mean_return=float(evaluation.returns.mean()),
-        episodes=len(evaluation.returns),
-        updates=evaluation.updates,
-        environment_steps=evaluation.environment_steps,
-        frames=evaluation.frames,
-        unix_seconds=time.time(),
-        architecture=architecture_of(params),
-    )
-    keep_if_best(config, environment_spec_of(config, spec), best, encode_weights(params))
 
 
 def run(config: Config, name: str, stop: StopSignal) -> int:

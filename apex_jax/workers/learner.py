@@ -7,7 +7,7 @@ import logging
 import os
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -30,13 +30,11 @@ from apex_jax.operations.stopping import STOPPING, acknowledge, lost_updates
 from apex_jax.process import ROLE_NUMBERS, SUPERVISED, StopSignal, digest_of_peer_id, new_peer_id, process_rng
 from apex_jax.run.checkpoint import Checkpointer, Progress
 from apex_jax.run.environment_spec import record_environment_spec
-from apex_jax.run.identity import new_identity
 from apex_jax.run.provenance import check_resumable, record_acceptance, record_config
-from apex_jax.segment_codec import value_limits
-from apex_jax.transport.addresses import addresses_of_servers
-from apex_jax.transport.messages import IndexBatches, LearnerHello
+from apex_jax.transport.messages import IndexBatches
 from apex_jax.transport.params_codec import architecture_of
 from apex_jax.types import SegmentSpec
+from apex_jax.workers.learner_links import CALLS_IN_FLIGHT, join_replay, serve_weights
 from apex_jax.workers.learner_metrics import LearnerMetrics
 from apex_jax.workers.role import RoleContext, checked_spec, open_role
 from apex_jax.workers.run_counters import RunCounters
@@ -44,7 +42,6 @@ from apex_jax.workers.saver import Saver
 
 _log = logging.getLogger(__name__)
 
-CALLS_IN_FLIGHT = 2  # update calls dispatched to the device whose priorities have not been fetched
 MEMORY_SHARE = 0.9  # of the device's memory, for the frame store
 SOON_SECONDS = 1.0  # in which a connected replay server acknowledges the end of the run
 FINISH_SECONDS = 60.0  # timeout for delivering the end of the run to the others
@@ -76,20 +73,25 @@ class Learner:
     def learn(self) -> str | None:
         """Learns; returns the limit that was reached, or None if the process was stopped first."""
         stop, reason = self.role.stop, None
-        while not stop.is_set() and (reason := self._limit_reached()) is None:
+        while not stop.is_set() and (reason := self.limit_reached()) is None:
             stop.beat()
-            item = self._draw()
-            if item is not None:
-                if isinstance(item.content, Segments):
-                    self._insert(item, item.content)
-                else:
-                    self._update(item, item.content)
-            if self.in_flight and (item is None or len(self.in_flight) >= CALLS_IN_FLIGHT):
-                self._send_priorities()
-            self._publish_and_save_when_due()
+            self.step()
         return reason
 
-    def _limit_reached(self) -> str | None:
+    def step(self) -> None:
+        """Consumes the next item of the replay server, if there is one, and does what is due."""
+        item = self._draw()
+        if item is not None:
+            if isinstance(item.content, Segments):
+                self._insert(item, item.content)
+            else:
+                self._update(item, item.content)
+        if self.in_flight and (item is None or len(self.in_flight) >= CALLS_IN_FLIGHT):
+            self._send_priorities()
+        self._publish_and_save_when_due()
+
+    def limit_reached(self) -> str | None:
+        """Returns the text of a limit that the run has reached, or None."""
         return self.counters.limit_reached(self.weights.best_return)
 
     def _draw(self) -> Merged | None:
@@ -150,10 +152,14 @@ class Learner:
 
     def settle(self) -> None:
         """Waits for all calls in flight. Raises DivergenceError if the params are not finite."""
-        while self.in_flight:
-            self._send_priorities()
+        self.finish_calls()
         for leaf in jax.tree.leaves(self.algorithm.acting_params(self.state)):
             self._check_finite("network", np.asarray(leaf))
+
+    def finish_calls(self) -> None:
+        """Waits for all calls in flight, and sends their priorities."""
+        while self.in_flight:
+            self._send_priorities()
 
     def _check_finite(self, what: str, values: np.ndarray) -> None:
         config = self.role.config
@@ -215,8 +221,13 @@ class Learner:
 
 
 @contextlib.contextmanager
-def open_learner(role: RoleContext, spec: SegmentSpec) -> Iterator[Learner]:
-    """Restores the run's newest checkpoint, if any, binds the weights link and starts joining the replay server.
+def open_learner(
+    role: RoleContext,
+    spec: SegmentSpec,
+    serve_weights: Callable[[RoleContext, int, int, str], WeightsServer] = serve_weights,
+    join_replay: Callable[[RoleContext, SegmentSpec, int, int, int], ReplayServers] = join_replay,
+) -> Iterator[Learner]:
+    """Restores the run's newest checkpoint, if any, and opens the links, by default those to a fleet.
 
     Closes all three on leaving, since their threads would keep the process alive.
     """
@@ -242,22 +253,13 @@ def open_learner(role: RoleContext, spec: SegmentSpec) -> Iterator[Learner]:
         state = replicated(state, devices)
         run.adopt(restored.run_identity, f"the checkpoint in {checkpointer.directory}")
         counters = RunCounters(config, restored)
-        weights = WeightsServer(
-            role.sockets,
-            config.addresses.weights,
-            peer_id,
-            restored.weights_version,
-            config.weights_compatibility_key,
-            architecture,
-            run,
-            config.replay.servers,
-        )
+        weights = serve_weights(role, peer_id, restored.weights_version, architecture)
         opened.callback(weights.close)
         if run.name:  # otherwise after the replay server has sent the run identity
             params = copy_params(algorithm.acting_params(state))  # before compilation, since actors wait for it
             weights.publish(params, counters.updates, counters.environment_steps)
         _log.info("learning on %s in %s", ", ".join(map(str, jax.devices()[:devices])), dtype.name)
-        replay = _join_replay(role, spec, peer_id, counters.environment_steps, devices)
+        replay = join_replay(role, spec, peer_id, counters.environment_steps, devices)
         opened.callback(replay.close)
         yield Learner(role, spec, peer_id, algorithm, state, stores, replay, weights, saver, counters)
 
@@ -270,37 +272,6 @@ def _restore(checkpointer: Checkpointer, state: State, key: str, architecture: s
     arrays, progress = restored
     _log.info("resuming from the checkpoint at %d updates", progress.updates)
     return jax.device_put(type(state)(*arrays)), progress
-
-
-def _join_replay(
-    role: RoleContext, spec: SegmentSpec, peer_id: int, environment_steps: int, devices: int
-) -> ReplayServers:
-    config, run = role.config, role.run_identity
-    updates_per_call = config.learner.updates_of_a_call(jax.default_backend() == "cpu")
-    hello = LearnerHello(
-        peer_id=peer_id,
-        compatibility_key=config.compatibility_key,
-        environment_steps=environment_steps,
-        batches_at_once=updates_per_call,
-        batch_size=config.learner.batch_size,
-        run_identity=run.name or new_identity(),
-        is_new_run=not run.name,
-    )
-    return ReplayServers(
-        role.sockets,
-        addresses_of_servers(config, "sampling"),
-        spec,
-        hello,
-        spec.ring_segments(config.replay.capacity_of_server),
-        CALLS_IN_FLIGHT + max(1, config.learner.prefetch_batches // updates_per_call),
-        config.replay.importance_sampling_exponent,
-        process_rng(config.seed, ROLE_NUMBERS["learner"], 1),
-        config.replay.min_size_to_sample,
-        config.away_limit_seconds,
-        run,
-        devices,
-        value_limits(config),
-    )
 
 
 def compute_dtype(config: Config) -> np.dtype[Any]:
@@ -316,14 +287,14 @@ def compute_dtype(config: Config) -> np.dtype[Any]:
 # The ending
 
 
-def learn_and_end(learner: Learner) -> None:
-    """Learns until the process is stopped or a limit of the run is reached, then saves a checkpoint.
+def learn_and_end(learner: Learner, learn: Callable[[], str | None]) -> None:
+    """Calls `learn` until the process is stopped or a limit of the run is reached, then saves a checkpoint.
 
     Also saves one if the replay server refuses the learner in mid-run (RunError), but none on a DivergenceError.
     """
     stop, saver = learner.role.stop, learner.saver
     try:
-        reason = learner.learn()
+        reason = learn()
         if stop.signal_number and not os.environ.get(SUPERVISED):  # otherwise the supervisor does so
             acknowledge(STOPPING)
         learner.settle()
@@ -380,7 +351,7 @@ def run(config: Config, name: str, stop: StopSignal) -> int:
                 stop.on_second_signal = lambda: lost_updates(
                     config.directory, counters.updates, checkpointer.saved_updates == counters.updates
                 )
-                learn_and_end(learner)
+                learn_and_end(learner, learner.learn)
         except jax.errors.JaxRuntimeError as error:
             # The state cannot be saved: the failed update has donated its buffers.
             fix = "where its memory is full, lower replay.capacity_transitions or learner.batch_size"

@@ -286,11 +286,41 @@ def _is_finished(config: Config, progress: RunProgress) -> bool:
     return all(is_video_of_newest(film, config.directory) for film in films)
 
 
-def run(config: Config, name: str, stop: StopSignal) -> int:
-    """Runs all roles and returns the process's exit code."""
-    make_limiter(config, checked_spec(config))  # rejects an impossible config before anything starts
+@contextlib.contextmanager
+def open_run(config: Config, stop: StopSignal) -> Iterator[RunPage | None]:
+    """Locks the run directory, fetches its copy, and opens the page of the run.
+
+    Yields None, and prints why, if the run has reached its limit.
+    """
+    with run_lock(Path(config.directory)):
+        if config.storage.url:  # before the roles do: metrics fetched later would look like new ones
+            fetch_missing(config, ["learner", *map(server_name, range(config.replay.servers))], stop)
+            check_resumable(config)  # the fetched run
+        progress = ProgressReader(config.directory, config).read()
+        if _is_finished(config, progress):
+            print(finished_summary(progress, config.directory, changed_settings(config)), flush=True)
+            yield None
+            return
+        if progress.earlier_learning_rate is not None:
+            from apex_jax.workers.run_counters import describe_learning_rate  # not at the top: it imports orbax
+
+            if how := describe_learning_rate(config, progress):
+                print(how, flush=True)
+        with RunPage(config) as page:
+            record_start(config)
+            yield page
+
+
+def check_local(config: Config) -> None:
+    """Raises UsageError for a configuration that a run on this machine would refuse after its start."""
+    make_limiter(config, checked_spec(config))
     check_video(config)
     log_reading(config)
+
+
+def run(config: Config, name: str, stop: StopSignal) -> int:
+    """Runs all roles and returns the process's exit code."""
+    check_local(config)
     actors, servers, chosen = config.actor.processes, config.replay.servers, ""
     if actors == 0:  # chosen here, once, because the exploration ladder of all roles depends on it
         actors, chosen = actor_processes(usable_cores(), has_gpu(config), servers)
@@ -301,30 +331,18 @@ def run(config: Config, name: str, stop: StopSignal) -> int:
         )
     links = LocalLinks()
     try:
-        with run_lock(Path(config.directory)), StatusPage(config, "local", name, stop) as page:
-            if config.storage.url:  # before the roles do: metrics fetched later would look like new ones
-                fetch_missing(config, ["learner", *map(server_name, range(config.replay.servers))], stop)
-                check_resumable(config)  # the fetched run
-            progress = ProgressReader(config.directory, config).read()
-            if _is_finished(config, progress):
-                print(finished_summary(progress, config.directory, changed_settings(config)), flush=True)
+        with open_run(config, stop) as run_page, StatusPage(config, "local", name, stop) as page:
+            if run_page is None:
                 return stop.exit_code
-            if progress.earlier_learning_rate is not None:
-                from apex_jax.workers.run_counters import describe_learning_rate  # not at the top: it imports orbax
-
-                if how := describe_learning_rate(config, progress):
-                    print(how, flush=True)
-            with RunPage(config) as run_page:
-                record_start(config)
-                experience, sampling = (links.of_servers(link, servers) for link in ("experience", "sampling"))
-                addresses = AddressConfig(experience, sampling, links.weights, links.status)
-                if not stop.is_set():
-                    if chosen:
-                        print(chosen, flush=True)
-                    local = LocalRun(config.replace(run_directory=config.directory), addresses, stop, run_page)
-                    page.report = local.report
-                    stop.on_second_signal = lambda: _end_at_once(local, links)
-                    local.run()
+            experience, sampling = (links.of_servers(link, servers) for link in ("experience", "sampling"))
+            addresses = AddressConfig(experience, sampling, links.weights, links.status)
+            if not stop.is_set():
+                if chosen:
+                    print(chosen, flush=True)
+                local = LocalRun(config.replace(run_directory=config.directory), addresses, stop, run_page)
+                page.report = local.report
+                stop.on_second_signal = lambda: _end_at_once(local, links)
+                local.run()
     finally:
         links.close()
     return stop.exit_code

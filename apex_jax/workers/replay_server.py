@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
+from collections.abc import Mapping
 from typing import Any
 
 import zmq
@@ -67,7 +68,7 @@ class ReplayServer:
             self.sampling = SamplingServer(self._sampling_socket, config, self.replay, new_peer_id(), run)
             run.adopt(self.replay.restore(time.monotonic()), f"the replay in {config.directory}/replay")
             self._opened = opened.pop_all()
-        self._rates = {tag: RateMeter() for tag in ("frames", "inserts", "samples")}
+        self._metrics = ReplayMetrics(self.replay, config.environment.frame_skip)
 
     def run(self) -> None:
         """Serves until the process is stopped or the run is over."""
@@ -158,21 +159,36 @@ class ReplayServer:
 
     def _write_metrics(self) -> None:
         experience, sampling = self.experience, self.sampling
-        frames = self.replay.environment_steps * self._frame_skip
+        values = self._metrics.take(experience.episodes, self.ledger(), len(experience.actors))
+        experience.episodes = EpisodeMeans(experience.episodes.bands)
+        self._role.write_metrics(self._run_steps, values, experience.dropped + sampling.dropped)
+
+
+class ReplayMetrics:
+    """The metrics of a replay, from one write to the next."""
+
+    def __init__(self, replay: Replay, frame_skip: int):
+        self._replay, self._frame_skip = replay, frame_skip
+        self._rates = {tag: RateMeter() for tag in ("frames", "inserts", "samples")}
+
+    def take(self, means: EpisodeMeans, ledger: Mapping[str, int], actors: int) -> dict[str, float]:
+        """Returns the values by tag. `means`: of the games since the last call; `actors`: that are connected."""
+        replay = self._replay
         values = {
-            "charts/environment_frames_per_second": self._rates["frames"].update(frames),
-            **self.replay.metrics(),
-            "replay/inserts_per_second": self._rates["inserts"].update(self.replay.limiter.inserted),
-            "replay/samples_per_second": self._rates["samples"].update(self.replay.limiter.sampled),
-            "replay/actors": len(experience.actors),
-            **{f"ledger/{fate}": transitions for fate, transitions in self.ledger().items()},
+            "charts/environment_frames_per_second": self._rates["frames"].update(
+                replay.environment_steps * self._frame_skip
+            ),
+            **replay.metrics(),
+            "replay/inserts_per_second": self._rates["inserts"].update(replay.limiter.inserted),
+            "replay/samples_per_second": self._rates["samples"].update(replay.limiter.sampled),
+            "replay/actors": actors,
+            **{f"ledger/{outcome}": transitions for outcome, transitions in ledger.items()},
         }
-        means, experience.episodes = experience.episodes, EpisodeMeans(experience.episodes.bands)
         if means.length.count:
             values["charts/episodic_return"] = means.episode_return.result()
             values["charts/episodic_length"] = means.length.result()
             values |= {f"{TRAINING_TAG}{band}": mean.result() for band, mean in means.by_band.items()}
-        self._role.write_metrics(self._run_steps, values, experience.dropped + sampling.dropped)
+        return values
 
 
 def run(config: Config, name: str, stop: StopSignal) -> int:

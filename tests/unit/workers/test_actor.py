@@ -91,7 +91,7 @@ def act(tmp_path: Path, context: zmq.Context, monkeypatch: pytest.MonkeyPatch) -
             return acting.steps[-1]
 
         monkeypatch.setattr(VectorEnvironment, "receive", remember)
-        actor.act(ActorWelcome(actor_number, LADDER_INDICES, LADDER, 64))
+        list(actor.act(ActorWelcome(actor_number, LADDER_INDICES, LADDER, 64)))
         monkeypatch.setattr(VectorEnvironment, "receive", receive)
         return acting
 

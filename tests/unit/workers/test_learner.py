@@ -71,11 +71,11 @@ def test_learner_saves_before_a_refusal_ends_the_run(
 
         monkeypatch.setattr(learner.replay, "next", refuse)
         with pytest.raises(RunError, match="refused by the replay server"):
-            learn_and_end(learner)
+            learn_and_end(learner, learner.learn)
         assert learner.saver.checkpointer.steps == [], "nothing to save"
         learner.counters.updates = 11
         with pytest.raises(RunError, match="refused by the replay server"):
-            learn_and_end(learner)
+            learn_and_end(learner, learner.learn)
     checkpointer = Checkpointer(config.directory, read_only=True)
     architecture = architecture_of(learner.algorithm.acting_params(learner.state))
     restored = checkpointer.restore_newest(learner.state, config.checkpoint_compatibility_key, architecture)
@@ -155,7 +155,7 @@ def test_unreachable_replay_server_at_the_end_is_logged_and_not_waited_for_for_e
     role = RoleContext(config.replace(total_updates=8), context, "learner")
     with open_learner(role, segment_spec(config)) as learner:
         learner.counters.updates = 8
-        learn_and_end(learner)  # nobody serves the sampling link
+        learn_and_end(learner, learner.learn)  # nobody serves the sampling link
     assert "the replay server did not receive that the run is over" in caplog.text
     assert learner.saver.checkpointer.saved_updates == 8
 
@@ -175,7 +175,7 @@ def test_end_of_the_run_is_announced_after_the_last_save(
         monkeypatch.setattr(learner, "publish", lambda final=False: told.append(final))
         learner.counters.updates = 8
         with pytest.raises(FatalError, match="the last updates are lost"):
-            learn_and_end(learner)
+            learn_and_end(learner, learner.learn)
     assert told == []
 
 

@@ -1,0 +1,171 @@
+"""The links of a run in one process: what actor and learner call on a fleet, without sockets and threads."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+
+import numpy as np
+
+from apex_jax.agent.algorithm import Params
+from apex_jax.config import Config
+from apex_jax.links.episode_means import EpisodeMeans
+from apex_jax.links.placement import Placement
+from apex_jax.links.replay_servers import Merged, Plan, merge
+from apex_jax.links.sampling_client import Received, Segments
+from apex_jax.links.sampling_server import index_batches
+from apex_jax.links.weights_client import Weights
+from apex_jax.process import StopSignal
+from apex_jax.replay.replay import Replay
+from apex_jax.run.metrics import EPSILON_BANDS, NOISE_BANDS
+from apex_jax.segment_codec import decode_segment, encode_record
+from apex_jax.transport.messages import NO_RETURN, ActorStatus, ActorWelcome, EpisodeStatistics, IndexBatches
+from apex_jax.types import MAX_STREAMED_SEGMENTS, Segment, SegmentSpec
+
+
+class InProcessWeights:
+    """In place of `WeightsServer` and `WeightsClient`: holds the newest parameters of the learner."""
+
+    peer_state = "joined"
+    is_drained = True
+
+    def __init__(self, first_version: int):
+        self.version = first_version
+        self.best_return = NO_RETURN  # highest mean return of an evaluation
+        self.newest: Weights | None = None
+        self.dropped = Counter[str]()
+        self.clients = dict[bytes, object]()
+        self.placement = Placement(1)
+
+    @property
+    def updates(self) -> int:
+        """Number of updates of the newest parameters; -1 before the first are published."""
+        return -1 if self.newest is None else self.newest.updates
+
+    def publish(self, params: Params, updates: int, environment_steps: int, final: bool = False) -> None:
+        """Replaces the newest parameters."""
+        self.version += 1
+        self.newest = Weights(params, self.version, 0, updates, environment_steps, final, time.monotonic())
+
+    def fetch_after(self, last: Weights | None, timeout_seconds: float = 0.0) -> Weights | None:
+        """Returns the newest parameters."""
+        return self.newest
+
+    def close(self) -> None:
+        """Does nothing."""
+
+
+class InProcessReplay:
+    """In place of `ReplayServers`: the learner's view of a replay in the same process."""
+
+    peer_state = "joined"
+    peer_states = ("joined",)
+    disconnects = 0
+    is_finish_received = True
+
+    def __init__(self, replay: Replay, config: Config, spec: SegmentSpec, batches: int):
+        """`batches`: of a draw."""
+        self.dropped = Counter[str]()
+        self._replay, self._spec = replay, spec
+        self._counts = np.full((batches, 1), config.learner.batch_size, np.int32)
+        self._beta = config.replay.importance_sampling_exponent
+        self._cursor = 0  # insertion id of the newest segment that the learner has
+
+    @property
+    def has_next(self) -> bool:
+        """Whether `next` returns an item."""
+        return self._has_segments or self._replay.can_sample(int(self._counts.sum()))
+
+    @property
+    def _has_segments(self) -> bool:
+        return self._cursor < self._replay.buffer.inserted_segments
+
+    def next(self, timeout_seconds: float) -> Merged | None:
+        """Returns the segments that the learner lacks, else batches if the rate limiter allows them, else None."""
+        if self._has_segments:
+            return Merged(self._new_segments(), ())
+        if not self.has_next:
+            return None
+        sample = self._replay.sample(self._counts[:, 0], time.monotonic())
+        answer = Received(index_batches(self._replay, sample), epoch=0)
+        return merge(Plan(np.ones(1), self._counts, {0: answer}), self._beta, stride=0)
+
+    def _new_segments(self) -> Segments:
+        run = self._replay.buffer.segments_since(self._cursor, MAX_STREAMED_SEGMENTS)
+        self._cursor = run.cursor
+        segments = [decode_segment(body, self._spec) for body in run.bodies]
+        names = segments[0].columns
+        columns = {name: np.stack([segment.columns[name] for segment in segments]) for name in names}
+        return Segments(run.ring_slots, np.stack([segment.frames for segment in segments]), columns, 0.0, 0, 0)
+
+    def update_priorities(self, merged: Merged, priorities: np.ndarray) -> None:
+        """Sets the new priorities, float32[K, B], of a draw."""
+        drawn = merged.parts[0].item.content
+        assert isinstance(drawn, IndexBatches)
+        self._replay.update_priorities(drawn.indices, drawn.generations, priorities.ravel())
+
+    def consumed(self, merged: Merged) -> None:
+        """Does nothing: there is no credit."""
+
+    def count_steps(self, environment_steps: int) -> None:
+        """Does nothing: the replay counts the steps itself."""
+
+    def gone(self, now_seconds: float) -> frozenset[int]:
+        """Returns no server."""
+        return frozenset()
+
+    def finish(self, reason: str) -> None:
+        """Does nothing."""
+
+    def close(self) -> None:
+        """Does nothing."""
+
+
+class InProcessExperience:
+    """In place of `Assignment` and `ExperienceClient`: stores the segments of the actor in the replay."""
+
+    replay_index = 0
+    peer_state = "joined"
+    disconnects = 0
+    error = None
+
+    def __init__(self, replay: Replay, config: Config, spec: SegmentSpec, stop: StopSignal):
+        self.client = self
+        self.produced = 0  # transitions of the actor so far; updated by the actor before each `put`
+        self.dropped = Counter[str]()
+        self.episodes = EpisodeMeans(EPSILON_BANDS if spec.action.dtype == "int32" else NOISE_BANDS)
+        self._replay, self._config, self._spec, self._stop = replay, config, spec, stop
+        self._segments = 0
+        self.peer_id = replay.highest_actor_number + 1  # of an actor that is new at each start
+        self.status = ActorStatus(self.peer_id, 0.0, 0)
+
+    def join(self) -> ActorWelcome:
+        """Returns the number of the actor, and all places of the exploration ladder."""
+        self._replay.highest_actor_number = self.peer_id
+        self._replay.journal.on_welcome(self.peer_id, self.peer_id)
+        size = self._config.actor.environments
+        return ActorWelcome(self.peer_id, np.arange(size, dtype=np.int32), self._config.ladder_size, size)
+
+    @property
+    def must_leave(self) -> bool:
+        """Whether the process stops."""
+        return self._stop.is_set()
+
+    def put(self, segment: Segment, timeout_seconds: float) -> bool:
+        """Stores a segment, and returns True."""
+        self._segments += 1
+        record = encode_record(segment, self._spec, self.peer_id, self._segments, self.produced)
+        self._replay.insert(record, segment.columns, time.monotonic())
+        return True
+
+    def put_episodes(self, exploration: np.ndarray, episode_return: np.ndarray, steps: np.ndarray) -> None:
+        """Adds the statistics of finished games, [N] each, to `episodes`."""
+        self.episodes.add(EpisodeStatistics(self.peer_id, exploration, episode_return, steps))
+
+    def take_episodes(self) -> EpisodeMeans:
+        """Returns the statistics of the games since the last call."""
+        episodes, self.episodes = self.episodes, EpisodeMeans(self.episodes.bands)
+        return episodes
+
+    def close(self) -> None:
+        """Does nothing."""

@@ -1,0 +1,215 @@
+"""A run in one process: actor, replay and learner take turns, so that two runs with one seed are equal bit for bit.
+
+They are those of a fleet, with the links of `apex_jax.links.in_process` in place of sockets. In each turn the
+environments make one step, the learner makes the updates that `replay.samples_per_insert` allows, and the next step
+acts with their parameters. Evaluations are due after so many updates; nothing that learns looks at a clock.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, cast
+
+import jax
+
+from apex_jax.config import Config
+from apex_jax.environments.environment import can_render, has_reference_simulator
+from apex_jax.links.in_process import InProcessExperience, InProcessReplay, InProcessWeights
+from apex_jax.operations.live_view import LiveView, final_summary
+from apex_jax.operations.progress import ProgressReader
+from apex_jax.operations.run_page import RunPage
+from apex_jax.process import ROLE_NUMBERS, StopSignal, process_rng
+from apex_jax.replay.replay import Replay
+from apex_jax.run.identity import new_identity
+from apex_jax.types import SegmentSpec
+from apex_jax.workers.actor import Actor
+from apex_jax.workers.evaluation import Evaluation, Evaluator
+from apex_jax.workers.evaluator import finish_film, record
+from apex_jax.workers.learner import Learner, learn_and_end, open_learner
+from apex_jax.workers.local import check_local, open_run
+from apex_jax.workers.recording import FILM_EXTRA, Film, draw_curves, frames_per_second
+from apex_jax.workers.replay_server import ReplayMetrics
+from apex_jax.workers.role import RoleContext, checked_spec, open_role
+
+LOOK_SECONDS = 0.5  # between two updates of the live view and the page
+PARTS_OF_A_RUN = 10  # one evaluation after each
+UPDATES_BETWEEN_EVALUATIONS = 5_000  # of a run that total_updates does not limit
+
+
+@dataclass(eq=False)
+class OneProcess:
+    """The parts of a run, and the loop in which they take turns; `open_parts` makes it."""
+
+    role: RoleContext  # of the learner
+    replay_role: RoleContext
+    evaluator_role: RoleContext
+    spec: SegmentSpec
+    replay: Replay
+    experience: InProcessExperience
+    actor: Actor
+    learner: Learner
+    weights: InProcessWeights
+    evaluator: Evaluator
+    look: Callable[[], None]  # shows the progress
+    next_look: float = 0.0
+    next_metrics: float = 0.0
+
+    def learn(self) -> str | None:
+        """Acts and learns; returns the limit that was reached, or None if the process was stopped first."""
+        stop, learner, interval = self.role.stop, self.learner, _updates_between_evaluations(self.role.config)
+        next_evaluation = (learner.counters.updates // interval + 1) * interval
+        metrics = ReplayMetrics(self.replay, self.role.config.environment.frame_skip)
+        learner.next_publish = math.inf  # published here, at a point that depends on no clock
+        learner.publish()
+        with contextlib.closing(self.actor.act(self.experience.join())) as steps:
+            while not stop.is_set() and (reason := learner.limit_reached()) is None:
+                next(steps, None)
+                self._learn(next_evaluation)
+                if learner.counters.updates != self.weights.updates:
+                    learner.publish()
+                if learner.counters.updates >= next_evaluation and learner.limit_reached() is None:
+                    next_evaluation = (learner.counters.updates // interval + 1) * interval
+                    self.evaluate()
+                self.beat()
+                self._write_when_due(metrics)
+        self._write_metrics(metrics)
+        self.actor.write_metrics()
+        return None if stop.is_set() else reason
+
+    def _learn(self, most_updates: int) -> None:
+        """Makes the updates that are allowed now, up to `most_updates` of the run.
+
+        If replay.samples_per_insert=0 allows any number, those of one call.
+        """
+        learner, replay = self.learner, cast(InProcessReplay, self.learner.replay)
+        before, is_unlimited = learner.counters.updates, not self.role.config.replay.samples_per_insert
+        while replay.has_next and learner.counters.updates < most_updates and learner.limit_reached() is None:
+            learner.step()
+            learner.finish_calls()  # before the next draw, whose probabilities depend on their priorities
+            if is_unlimited and learner.counters.updates > before:
+                return
+        if learner.counters.updates == before:
+            learner.step()  # what is due is also done while the replay fills
+
+    def evaluate(self, film: Film | None = None) -> None:
+        """Evaluates the newest parameters, unless the process is stopped. `film`: of the first game."""
+        weights, algorithm, stop = self.weights.newest, self.learner.algorithm, self.role.stop
+        assert weights is not None
+        returns = self.evaluator.evaluate(weights.params, stop.is_set, film.add if film else None)
+        if returns is None:
+            return
+        config = self.evaluator_role.config
+        evaluation = Evaluation(config, returns, weights.updates, weights.environment_steps, self.evaluator.seconds)
+        self.weights.best_return = max(self.weights.best_return, float(returns.mean()))
+        record(self.evaluator_role, self.spec, algorithm, evaluation, weights.params)
+        if film is not None:
+            finish_film(self.evaluator_role, film, algorithm, weights.params, evaluation)
+
+    def evaluate_at_the_end(self) -> None:
+        """Evaluates the last parameters of the run, and films their first game."""
+        config = self.role.config
+        video = config.evaluator.video or str(Path(config.directory, "video"))
+        with Film(video, frames_per_second(config)) as film:
+            self.evaluate(film)
+
+    def beat(self) -> None:
+        """Shows the progress at times. Called at each step of the environments."""
+        self.role.stop.beat()
+        if time.monotonic() >= self.next_look:
+            self.next_look = time.monotonic() + LOOK_SECONDS
+            self.look()
+
+    def _write_when_due(self, metrics: ReplayMetrics) -> None:
+        now = time.monotonic()
+        self.replay.journal.flush(now)
+        if now >= self.next_metrics:
+            self.next_metrics = now + self.role.config.metrics_interval_seconds
+            self.replay.snapshot_if_due(now)
+            self._write_metrics(metrics)
+
+    def _write_metrics(self, metrics: ReplayMetrics) -> None:
+        ledger = self.replay.ledger.totals({self.experience.peer_id})
+        values = metrics.take(self.experience.take_episodes(), ledger, actors=1)
+        self.replay_role.write_metrics(self.replay.environment_steps, values)
+
+
+def _updates_between_evaluations(config: Config) -> int:
+    tenth = config.total_updates // PARTS_OF_A_RUN or UPDATES_BETWEEN_EVALUATIONS
+    return config.evaluator.interval_updates or tenth
+
+
+@contextlib.contextmanager
+def open_parts(role: RoleContext, spec: SegmentSpec, look: Callable[[], None]) -> Iterator[OneProcess]:
+    """Restores replay and learner, if the run has been here before, and closes them on leaving."""
+    config, stop = role.config, role.stop
+    with contextlib.ExitStack() as opened:
+        replay = Replay(config, spec, process_rng(config.seed, ROLE_NUMBERS["replay"]), role.run_identity.name)
+        opened.callback(replay.journal.close)
+        opened.callback(lambda: replay.finish(time.monotonic()))
+        role.run_identity.adopt(replay.restore(time.monotonic()), f"the replay in {config.directory}/replay")
+
+        def serve_weights(role: RoleContext, peer_id: int, first_version: int, architecture: str) -> Any:
+            return InProcessWeights(first_version)
+
+        def join_replay(role: RoleContext, spec: SegmentSpec, *_: int) -> Any:
+            batches = config.learner.updates_of_a_call(jax.default_backend() == "cpu")
+            return InProcessReplay(replay, config, spec, batches)
+
+        learner = opened.enter_context(open_learner(role, spec, serve_weights, join_replay))
+        if not role.run_identity.name:
+            role.run_identity.adopt(new_identity(), "this run")
+        replay.journal.on_run(role.run_identity.name)
+        weights, experience = cast(Any, learner.weights), InProcessExperience(replay, config, spec, stop)
+        others = {name: RoleContext(config, role.sockets, name, stop) for name in ("replay", "actor-0", "evaluator")}
+        for other in others.values():
+            other.loggers = role.loggers
+        actor = Actor(others["actor-0"], spec, learner.algorithm, weights, cast(Any, experience))
+        evaluator = Evaluator(config, spec, learner.algorithm, filmed=can_render(config))
+        opened.callback(evaluator.environment.close)
+        parts = replay, experience, actor, learner, weights, evaluator, look
+        one = OneProcess(role, others["replay"], others["evaluator"], spec, *parts)
+        evaluator.beat = one.beat
+        yield one
+
+
+def run(config: Config, name: str, stop: StopSignal) -> int:
+    """Runs all roles in this process and returns its exit code."""
+    check_local(config)
+    environments = config.actor.environments
+    actor = replace(config.actor, processes=1, environments_per_step=environments)  # in a fixed order
+    config = config.replace(run_directory=config.directory, actor=actor)
+    spec = checked_spec(config)
+    with open_run(config, stop) as page:
+        if page is None or stop.is_set():
+            return stop.exit_code
+        reader = ProgressReader(config.directory, config)
+        with (
+            LiveView(config, sys.stdout, page_address=page.address) as view,
+            open_role(config, "learner", "learner", stop) as role,
+            open_parts(role, spec, partial(_look, reader, view, page)) as one,
+        ):
+            role.describe = one.learner.describe
+            learn_and_end(one.learner, one.learn)
+            if not stop.is_set():
+                one.evaluate_at_the_end()
+            one.look()
+        draw_curves(Path(config.directory), config.environment.task)
+        progress = reader.read()
+        page.finish(progress)
+        is_simulated = has_reference_simulator(config)
+        needs = FILM_EXTRA if is_simulated else ""
+        print(final_summary(progress, config, can_render(config) or is_simulated, needs), flush=True)
+    return stop.exit_code
+
+
+def _look(reader: ProgressReader, view: LiveView, page: RunPage) -> None:
+    progress = reader.read()
+    view.update(progress)
+    page.update(progress)
