@@ -45,7 +45,7 @@ MUTATIONS = (
              "np.subtract.at(self._occupants, actor.ladder_indices, 1)", "pass"),
     Mutation("priorities are applied without a look at the generation", ReplayBuffer, "update_priorities",
              "generations = np.ascontiguousarray(generations, np.int64)",
-             "generations = self._generations[leaves // self._slots].astype(np.int64)"),
+             "generations = self.generations[leaves // self._frame_slots].astype(np.int64)"),
     Mutation("a learner that joins again gets no segments that were sent before", SamplingServer, "_on_hello",
              "message.batches_at_once, message.batch_size)",
              "message.batches_at_once, message.batch_size, self.learner.cursor if self.learner else 0)"),

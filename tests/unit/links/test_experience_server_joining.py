@@ -76,7 +76,7 @@ def test_a_new_peer_id_on_a_connection_frees_the_ladder_indices_of_the_previous_
     assert len(server.service.actors) == 1
     peer.send(Goodbye(9))
     server.until(lambda: not server.service.actors)
-    assert not server.service._membership._occupants.any()
+    assert not server.service.membership._occupants.any()
 
 
 def test_a_restarted_server_accepts_the_ladder_indices_and_the_actor_number_of_an_actor(link: Link) -> None:

@@ -71,7 +71,8 @@ def test_weights_arrive_bit_for_bit_with_their_counts(link: Link) -> None:
     assert not client.dropped
 
 
-def test_the_best_return_of_all_evaluators_reaches_the_learner(link: Link) -> None:
+def test_the_best_return_of_all_evaluators_reaches_the_learner(link: Link, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(weights_client, "HEARTBEAT_SECONDS", 0.05)
     server, first, second, actor = link.server(), link.client(), link.client(), link.client(environments=1)
     wait_until(lambda: len(server.clients) == 3)
     assert server.best_return == actor.best_return == NO_RETURN

@@ -76,9 +76,6 @@ def test_snapshot_syncs_the_files_of_a_killed_server_first(tmp_path: Path, monke
     world.save()
     snapshot = files(tmp_path, "snapshot")[0].stat().st_ino
     assert synced.index(log) < synced.index(snapshot)
-    synced.clear()
-    world.save()
-    assert log not in synced, "once is enough"
     world.kill()
 
 
@@ -175,10 +172,10 @@ def test_pending_records_are_limited_by_the_ring(tmp_path: Path, monkeypatch: py
     disk = FullDisk(monkeypatch, failures=100)
     for number in range(1, 40):
         world.store(number, now_seconds=1e3 * number)
-    assert len(world.journal._log._pending) <= 5
+    assert len(world.journal.log.pending) <= 5
     for number in range(40, 80):
         world.store(number, now_seconds=39_000.5)  # between two attempts
-    assert len(world.journal._log._pending) <= 5
+    assert len(world.journal.log.pending) <= 5
     disk.failures = 0
     world.journal.flush(np.inf)
     world.kill()
