@@ -132,8 +132,8 @@ class ExperienceClient(LinkClient):
 
     def _full_status(self) -> ActorStatus:
         # "produced" is read last, so that it is at least the sum of the others.
-        fates = {name: self._account[name] for name in ("acknowledged", "overflow", "unencodable", "unsent")}
-        return self.status._replace(**fates, produced=self.produced)
+        outcomes = {name: self._account[name] for name in ("acknowledged", "overflow", "unencodable", "unsent")}
+        return self.status._replace(**outcomes, produced=self.produced)
 
     def _newest_hello(self) -> ActorHello:
         acknowledged = self._outbox.acknowledged_sequence

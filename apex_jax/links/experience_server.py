@@ -106,7 +106,7 @@ class ExperienceServer(LinkServer[ActorPeer]):
             sockets.send(self._socket, Finish(reason=reason), connection_id)
 
     def totals(self) -> dict[str, int]:
-        """Returns the ledger: counts of transitions by fate, and their sum as "produced"."""
+        """Returns the ledger: counts of transitions by outcome, and their sum as "produced"."""
         connected = {actor.peer_id for actor in self.actors.values()}
         return self._replay.ledger.totals(connected)
 

@@ -74,12 +74,12 @@ class Membership:
         if connection is not None:
             return self.actors[connection].actor_number, self.actors[connection].ladder_indices
         # An assigned actor number may exceed MAX_ACTOR_NUMBER, after another actor has claimed the maximum.
-        is_believed = 1 <= hello.actor_number <= max(MAX_ACTOR_NUMBER, highest_actor_number)
-        actor_number = hello.actor_number if is_believed else self._next_actor_number(highest_actor_number)
+        is_accepted = 1 <= hello.actor_number <= max(MAX_ACTOR_NUMBER, highest_actor_number)
+        actor_number = hello.actor_number if is_accepted else self._next_actor_number(highest_actor_number)
         ladder_indices = hello.ladder_indices
         on_ladder = not ladder_indices.size or 0 <= ladder_indices.min() <= ladder_indices.max() < len(self._occupants)
         is_new = hello.actor_number == 0
-        if not ((is_believed or is_new) and on_ladder and ladder_indices.size == hello.num_environments):
+        if not ((is_accepted or is_new) and on_ladder and ladder_indices.size == hello.num_environments):
             occupants = self._occupants_seen_since(now_seconds - QUIET_SECONDS)[self._index :: self._servers]
             places = choose_ladder_indices(occupants, hello.num_environments)
             ladder_indices = places * np.int32(self._servers) + np.int32(self._index)

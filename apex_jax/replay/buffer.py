@@ -94,8 +94,8 @@ class ReplayBuffer:
         num_leaves = self.capacity_segments * spec.slots
         if num_leaves > 2**31:
             raise ValueError(
-                f"{capacity_transitions} transitions take {num_leaves} frame slots, but an int32 index tells only 2^31"
-                " apart: lower capacity_transitions"
+                f"{capacity_transitions} transitions take {num_leaves} frame slots, but int32 indices reach only 2^31:"
+                " lower capacity_transitions"
             )
         self.inserted_segments = 0
         self.size_transitions = 0

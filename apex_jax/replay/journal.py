@@ -227,7 +227,7 @@ class Journal:
         return counters
 
     def _segments(self, bodies: deque[tuple[int, bytes]]) -> StoredSegments:
-        """Returns the segments whose columns are valid; those of others, in somebody else's file, are left out."""
+        """Returns the segments whose columns are valid, without the others, which only a foreign file has."""
         limits = value_limits(self._config)
         kept: list[tuple[int, bytes]] = []
         priorities = np.zeros((len(bodies), self._spec.slots), np.float32)

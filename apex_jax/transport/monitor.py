@@ -103,26 +103,26 @@ class ServerMonitor(Monitor):
 
     def __init__(self) -> None:
         super().__init__()
-        self._unsaid: Counter[str] = Counter()
+        self._unlogged: Counter[str] = Counter()
         self._next_report = 0.0
 
     def count(self, dropped: Counter[str]) -> None:
         """Adds the connections refused since the last call to `dropped`, as "refused_key" and "failed_handshake"."""
         for event, _ in self._new_events():
             dropped[_FAILURES[event]] += 1
-            self._unsaid[_FAILURES[event]] += 1
+            self._unlogged[_FAILURES[event]] += 1
         now = time.monotonic()
-        if self._unsaid and now >= self._next_report:
+        if self._unlogged and now >= self._next_report:
             self._next_report = now + REPORT_SECONDS
             files = " or ".join(f"{role}.public" for role in LINKS[self._link].clients)
             how = "in plain text, for another server key" if self._security.has_keys else "encrypted"
             how = f"{how} or in another protocol"
             reasons = {"refused_key": f"whose key is not in {files}", "failed_handshake": how}
-            said = ", ".join(
-                f"{self._unsaid[reason]} {text}" for reason, text in reasons.items() if self._unsaid[reason]
+            counts = ", ".join(
+                f"{self._unlogged[reason]} {text}" for reason, text in reasons.items() if self._unlogged[reason]
             )
-            _log.warning("connections refused on the %s link at %s: %s", self._link, self._address, said)
-            self._unsaid.clear()
+            _log.warning("connections refused on the %s link at %s: %s", self._link, self._address, counts)
+            self._unlogged.clear()
 
 
 class ClientMonitor(Monitor):

@@ -198,7 +198,7 @@ def test_fault_26_batches_are_drawn_only_for_the_learner_that_is_known(served: S
     assert not served.server.sampling.learner.asked
     stranger.receive(Rejoin)
     stranger.receive(Rejoin)
-    assert stranger.hears_nothing()
+    assert stranger.receives_nothing()
 
 
 def _nothing() -> tuple[np.ndarray, np.ndarray, np.ndarray]:

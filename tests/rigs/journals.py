@@ -100,9 +100,9 @@ def files(directory: Path, kind: str) -> list[Path]:
 
 def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
     """Returns the warnings logged since the last call."""
-    said = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+    messages = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
     caplog.clear()
-    return said
+    return messages
 
 
 def flip(path: Path, offset: int) -> None:

@@ -1,4 +1,4 @@
-"""What must hold. The oracle is told of each event, keeps its own account of the fleet, and raises `Violation`."""
+"""What must hold. The oracle receives each event, keeps its own account of the fleet, and raises `Violation`."""
 
 from __future__ import annotations
 
@@ -300,7 +300,7 @@ class Oracle:
     # From time to time
 
     def check_all(self) -> None:
-        """The dear checks of the whole fleet."""
+        """The expensive checks of the whole fleet."""
         for process in self.fleet.replays():
             server, books = process.server, self.books[process.index]
             server.replay.buffer.check_valid()
@@ -314,8 +314,8 @@ class Oracle:
                 account = server.replay.ledger.counts(peer_id)
                 self.check(account.stored == stored, "the ledger has", account.stored, "of", stored)
             totals = server.ledger()
-            fates = sum(count for fate, count in totals.items() if fate != "produced")
-            self.check(totals["produced"] == fates, "the ledger does not add up:", totals)
+            outcomes = sum(count for outcome, count in totals.items() if outcome != "produced")
+            self.check(totals["produced"] == outcomes, "the ledger does not add up:", totals)
             self._check_acknowledged(process.index, books)
         for process in self.fleet.processes.values():
             for link in (getattr(process, name, None) for name in ("weights", "stream", "replay")):
@@ -330,9 +330,9 @@ class Oracle:
             for peer_id, stream in self._newest_streams(process.index):
                 account = ledger.counts(peer_id)
                 self.check(account.produced == stream.produced, account, "of", stream.produced, "produced")
-                fates = account.stored + account.refused + account.overflow + account.unsent
+                outcomes = account.stored + account.refused + account.overflow + account.unsent
                 # The others were in segments that were not stored when the actor left.
-                self.check(fates <= stream.produced, account, "has more fates than transitions")
+                self.check(outcomes <= stream.produced, account, "has more outcomes than transitions")
 
     def _newest_streams(self, index: int) -> list[tuple[int, Any]]:
         """The actors that left at the end of the run."""

@@ -196,7 +196,7 @@ def test_a_server_knows_its_clients_until_they_leave_or_are_silent(link: Link, m
     monkeypatch.setattr(weights_client, "HEARTBEAT_SECONDS", 0.1)
     monkeypatch.setattr(link_server, "PEER_TIMEOUT_SECONDS", 2.0)
     server, clients = link.server(), [link.client() for _ in range(3)]
-    link.joined_peer()  # which says no more
+    link.joined_peer()  # which sends nothing more
     wait_until(lambda: len(server.clients) == 4)
     clients[0].close()
     wait_until(lambda: len(server.clients) == 2)

@@ -127,7 +127,7 @@ def test_snapshot_never_deletes_the_file_being_written(tmp_path: Path, monkeypat
 
 
 class FullDisk:
-    """Takes half of what is written, as often as it is told to, then all."""
+    """A disk that takes half of what is written, `failures` times, and then all."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, failures: int) -> None:
         self.failures = failures

@@ -1,4 +1,4 @@
-"""Specification of what is said, counted and tried again when two ends of a link do not agree, and of what it costs."""
+"""What is logged, counted and tried again when the two ends of a link have other keys, and what strangers cost."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def until_joined(client: zmq.Socket, meanwhile: Callable[[], None]) -> None:
     wait_until(lambda: client.poll(0, zmq.POLLOUT), meanwhile)
 
 
-# What a client is told --------------------------------------------------------------------------------------------
+# What a client logs ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("server", "client", "words", "reason"), [
