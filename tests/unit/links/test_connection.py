@@ -45,7 +45,7 @@ class FalseLink:
                 raise message
             yield message
 
-    def check(self, at_once: bool = False) -> None:
+    def check(self) -> None:
         pass
 
     def reconnect(self) -> None:

@@ -181,16 +181,6 @@ def test_each_batch_takes_one_transition_from_each_of_its_strata() -> None:
     np.testing.assert_array_equal(buffer.sample([L] * 5, 0.0).indices, np.tile(np.arange(L), 5))
 
 
-def test_equal_seeds_draw_equal_batches_and_other_seeds_or_batches_differ() -> None:
-    draws = []
-    for seed in (3, 3, 4):
-        buffer = buffer_of(seed=seed)
-        buffer.insert(b"", columns_of(np.ones(L)), 0.0)
-        draws.append(buffer.sample([16] * 4, 0.0).indices.tolist())
-    assert draws[0] == draws[1] != draws[2]
-    assert draws[0][:16] != draws[0][16:32]
-
-
 def test_drawing_from_an_empty_replay_is_refused() -> None:
     buffer = buffer_of()
     with pytest.raises(ValueError, match="nothing to draw"):

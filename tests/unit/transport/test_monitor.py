@@ -69,7 +69,6 @@ class Links:
 
 @pytest.fixture
 def links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Links]:
-    monkeypatch.setattr(monitor, "CHECK_SECONDS", 0.02)
     monkeypatch.setattr(monitor, "RECONNECT_SECONDS", 0.1)
     monkeypatch.setattr(monitor, "GIVE_UP_SECONDS", 0.8)
     links = Links(tmp_path / "keys")
