@@ -305,11 +305,6 @@ class Oracle:
             server, books = process.server, self.books[process.index]
             server.replay.buffer.check_valid()
             self._check_priorities(server.replay.buffer, books)
-            membership = server.experience.membership
-            occupants = np.zeros_like(membership._occupants)
-            for actor in membership.actors.values():
-                np.add.at(occupants, actor.ladder_indices, 1)
-            self.check((occupants == membership._occupants).all(), "occupants of the ladder", membership._occupants)
             for peer_id, stored in books.stored.items():
                 account = server.replay.ledger.counts(peer_id)
                 self.check(account.stored == stored, "the ledger has", account.stored, "of", stored)
