@@ -135,7 +135,7 @@ class Connection:
 
     def join(self, now_seconds: float, run_identity: str) -> None:
         """Enters the state "joined" after a welcome. Raises RunError if the server is part of another run."""
-        self._monitor.check(at_once=True)  # reads the connect event: without it, the new connection looks lost
+        self._monitor.check()  # reads the connect event: without it, the new connection looks lost
         self.run.adopt(run_identity, self.name)
         if self.state == "lost":
             _log.info("%s is back after %.0f s", self.name.split(" at ")[0], now_seconds - (self._since_seconds or 0.0))
@@ -187,6 +187,6 @@ class Connection:
             raise RunError(f"refused by {self.name}: {reason}")
         self.dropped["refused"] += 1
         if self.state != "refused":
-            self._monitor.check(at_once=True)  # see `join`
+            self._monitor.check()  # see `join`
             _log.warning("%s; retrying until it has a place", reason)
             self._enter("refused", now_seconds)

@@ -132,8 +132,8 @@ class ExperienceClient(LinkClient):
 
     def _full_status(self) -> ActorStatus:
         # "produced" is read last, so that it is at least the sum of the others.
-        fates = {name: self._account[name] for name in ("acknowledged", "overflow", "unencodable", "unsent")}
-        return self.status._replace(**fates, produced=self.produced)
+        outcomes = {name: self._account[name] for name in ("acknowledged", "overflow", "unencodable", "unsent")}
+        return self.status._replace(**outcomes, produced=self.produced)
 
     def _newest_hello(self) -> ActorHello:
         acknowledged = self._outbox.acknowledged_sequence
@@ -195,11 +195,9 @@ class ExperienceClient(LinkClient):
         self._connection.join(now_seconds, message.run_identity)
         if self._welcome is None:  # the first welcome is binding for all later servers
             self._hello = self._hello._replace(actor_number=message.actor_number, ladder_indices=message.ladder_indices)
-        elif not np.array_equal(message.ladder_indices, self._welcome.ladder_indices):
-            _log.warning("the replay server has another exploration ladder: this actor keeps the places it began with")
-            message = message._replace(
-                ladder_indices=self._welcome.ladder_indices, actor_number=self._welcome.actor_number
-            )
+        else:
+            number, indices = self._welcome.actor_number, self._welcome.ladder_indices
+            message = message._replace(actor_number=number, ladder_indices=indices)
         self._welcome = message
         self._outbox.on_new_connection()
         self._is_welcome.set()

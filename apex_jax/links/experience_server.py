@@ -56,9 +56,9 @@ class ExperienceServer(LinkServer[ActorPeer]):
     ):
         """`run`: the run that its actors must be part of, None = any."""
         index, servers = config.replay.index, config.replay.servers
-        self._membership = Membership(config.ladder_size, index, servers)
+        self.membership = Membership(config.ladder_size, index, servers)
         names, key = ("the replay server", "this actor"), config.compatibility_key
-        super().__init__(names, socket, key, run, self._membership.actors, MAX_ACTORS)
+        super().__init__(names, socket, key, run, self.membership.actors, MAX_ACTORS)
         self.episodes = EpisodeMeans(EPSILON_BANDS if spec.action.dtype == "int32" else NOISE_BANDS)
         self._config = config
         self._spec = spec
@@ -76,11 +76,11 @@ class ExperienceServer(LinkServer[ActorPeer]):
     @property
     def actors(self) -> dict[bytes, ActorPeer]:
         """Connected actors, by connection."""
-        return self._membership.actors
+        return self.membership.actors
 
     def store(self, now_seconds: float) -> None:
         """Stores pending segments while the rate limiter allows, writes them to the journal, then acknowledges them."""
-        while (waiting := self._membership.next_waiting()) is not None:
+        while (waiting := self.membership.next_waiting()) is not None:
             segment, columns, refusal = waiting
             if columns is None:
                 self.dropped[refusal] += 1
@@ -89,7 +89,7 @@ class ExperienceServer(LinkServer[ActorPeer]):
                 self._replay.insert(segment, columns, now_seconds)
             else:
                 break
-            self._unanswered.add(self._membership.dequeue().connection)
+            self._unanswered.add(self.membership.dequeue().connection)
         self._replay.journal.flush(now_seconds)
         for connection_id in list(self._unanswered):
             actor = self.actors.get(connection_id)
@@ -106,7 +106,7 @@ class ExperienceServer(LinkServer[ActorPeer]):
             sockets.send(self._socket, Finish(reason=reason), connection_id)
 
     def totals(self) -> dict[str, int]:
-        """Returns the ledger: counts of transitions by fate, and their sum as "produced"."""
+        """Returns the ledger: counts of transitions by outcome, and their sum as "produced"."""
         connected = {actor.peer_id for actor in self.actors.values()}
         return self._replay.ledger.totals(connected)
 
@@ -116,19 +116,19 @@ class ExperienceServer(LinkServer[ActorPeer]):
             return
         if connection_id in self.actors and self.actors[connection_id].peer_id == message.peer_id:
             return  # a repeated hello; a second welcome would cause all segments to be resent
-        before = self._membership.connection_of(message.peer_id)
+        before = self.membership.connection_of(message.peer_id)
         if before is None and len(self.actors) >= MAX_ACTORS:
             self.dropped["too_many_actors"] += 1
             reason = f"the replay server has the {MAX_ACTORS} actors it can have; use fewer, of more environments each"
             sockets.send(self._socket, Refusal(reason=reason, final=False), connection_id)
             return
-        actor_number, ladder_indices = self._membership.choose(message, self._replay.highest_actor_number, now_seconds)
+        actor_number, ladder_indices = self.membership.choose(message, self._replay.highest_actor_number, now_seconds)
         welcome = ActorWelcome(
             actor_number=actor_number,
             ladder_indices=ladder_indices,
             ladder_size=self._config.ladder_size,
             max_outstanding_segments=self._config.actor.max_outstanding_segments,
-            run_identity=self._run_identity.name,
+            run_identity=self.run_identity.name,
         )
         if before is None:  # otherwise a restarted server might reuse the actor number
             self._replay.journal.on_welcome(message.peer_id, actor_number)
@@ -140,7 +140,7 @@ class ExperienceServer(LinkServer[ActorPeer]):
     def _join(self, connection_id: bytes, message: ActorHello, welcome: ActorWelcome, now_seconds: float) -> None:
         """Makes the record of an actor. Its earlier one, if any, is removed: the actor resends what is not stored."""
         peer_id = message.peer_id
-        for connection in (connection_id, self._membership.connection_of(peer_id)):  # one actor per connection
+        for connection in (connection_id, self.membership.connection_of(peer_id)):  # one actor per connection
             if connection in self.actors:
                 self._remove(connection)
         # An actor of a server that has lost its journal has acknowledgements that this server does not know of.
@@ -150,7 +150,7 @@ class ExperienceServer(LinkServer[ActorPeer]):
         actor = ActorPeer(peer_id, number, indices, status, received, connection_id, now_seconds)
         actor.answered_seconds = now_seconds
         self._replay.highest_actor_number = max(self._replay.highest_actor_number, number)
-        self._membership.join(actor)
+        self.membership.join(actor)
         self._unanswered.add(connection_id)
         text = "actor %s joins with %d environments (%d actors)"
         _log.info(text, digest_of_peer_id(peer_id), len(actor.ladder_indices), len(self.actors))
@@ -183,7 +183,7 @@ class ExperienceServer(LinkServer[ActorPeer]):
                 segment = segment._replace(transitions=int(np.count_nonzero(columns["priority"])))
             except CorruptSegment as error:
                 refusal = error.reason
-        self._membership.enqueue(actor, Waiting(segment._replace(peer_id=actor.peer_id), columns, refusal))
+        self.membership.enqueue(actor, Waiting(segment._replace(peer_id=actor.peer_id), columns, refusal))
 
     def _acknowledge(self, connection_id: bytes, actor: ActorPeer, now_seconds: float) -> bool:
         if not sockets.send(self._socket, SegmentAck(sequence=actor.stored), connection_id):
@@ -223,7 +223,7 @@ class ExperienceServer(LinkServer[ActorPeer]):
     def _remove(self, connection_id: bytes) -> None:
         actor = self.actors[connection_id]
         self._write_down(actor)
-        self._membership.leave(connection_id)
+        self.membership.leave(connection_id)
 
 
 def _counts(status: ActorStatus) -> ActorCounts:

@@ -57,7 +57,7 @@ class Membership:
         """
         self.actors: dict[bytes, ActorPeer] = {}  # by connection
         self._index, self._servers = index, servers
-        self._occupants = np.zeros(ladder_size, np.int64)
+        self._ladder_size = ladder_size
         self._turns: deque[ActorPeer] = deque()  # those with pending segments
 
     def connection_of(self, peer_id: int) -> bytes | None:
@@ -74,12 +74,12 @@ class Membership:
         if connection is not None:
             return self.actors[connection].actor_number, self.actors[connection].ladder_indices
         # An assigned actor number may exceed MAX_ACTOR_NUMBER, after another actor has claimed the maximum.
-        is_believed = 1 <= hello.actor_number <= max(MAX_ACTOR_NUMBER, highest_actor_number)
-        actor_number = hello.actor_number if is_believed else self._next_actor_number(highest_actor_number)
+        is_accepted = 1 <= hello.actor_number <= max(MAX_ACTOR_NUMBER, highest_actor_number)
+        actor_number = hello.actor_number if is_accepted else self._next_actor_number(highest_actor_number)
         ladder_indices = hello.ladder_indices
-        on_ladder = not ladder_indices.size or 0 <= ladder_indices.min() <= ladder_indices.max() < len(self._occupants)
+        on_ladder = not ladder_indices.size or 0 <= ladder_indices.min() <= ladder_indices.max() < self._ladder_size
         is_new = hello.actor_number == 0
-        if not ((is_believed or is_new) and on_ladder and ladder_indices.size == hello.num_environments):
+        if not ((is_accepted or is_new) and on_ladder and ladder_indices.size == hello.num_environments):
             occupants = self._occupants_seen_since(now_seconds - QUIET_SECONDS)[self._index :: self._servers]
             places = choose_ladder_indices(occupants, hello.num_environments)
             ladder_indices = places * np.int32(self._servers) + np.int32(self._index)
@@ -92,27 +92,22 @@ class Membership:
     def join(self, actor: ActorPeer) -> None:
         """Adds an actor, whose connection must be unused."""
         self.actors[actor.connection] = actor
-        np.add.at(self._occupants, actor.ladder_indices, 1)
 
     def leave(self, connection_id: bytes) -> None:
-        """Removes an actor, frees its indices and discards its pending segments.
+        """Removes an actor, and discards its pending segments.
 
         An actor that reconnects still has these, since they were not acknowledged, and sends them again.
         """
         actor = self.actors.pop(connection_id)
-        np.subtract.at(self._occupants, actor.ladder_indices, 1)
         if actor.waiting:
             self._turns.remove(actor)
 
-    def silent_since(self, seconds: float) -> list[bytes]:
-        """Returns the connections that have received nothing since then."""
-        return [connection_id for connection_id, actor in self.actors.items() if actor.seen_seconds < seconds]
-
     def _occupants_seen_since(self, seconds: float) -> np.ndarray:
         """Returns the number of environments at each ladder index, without those of silent, probably dead actors."""
-        occupants = self._occupants.copy()
-        for connection_id in self.silent_since(seconds):
-            np.subtract.at(occupants, self.actors[connection_id].ladder_indices, 1)
+        occupants = np.zeros(self._ladder_size, np.int64)
+        for actor in self.actors.values():
+            if actor.seen_seconds >= seconds:
+                np.add.at(occupants, actor.ladder_indices, 1)
         return occupants
 
     def enqueue(self, actor: ActorPeer, waiting: Waiting) -> None:

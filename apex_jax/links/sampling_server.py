@@ -169,10 +169,10 @@ class SamplingServer(LinkServer[LearnerPeer]):
 
     def _join_run(self, message: LearnerHello) -> str:
         """Returns the run identity to share: the server's, or the learner's if the server has none; may be empty."""
-        if not self._run_identity.name and message.run_identity:
-            self._run_identity.adopt(message.run_identity, "the learner")
-            self._replay.journal.on_run(self._run_identity.name)
-        return self._run_identity.name
+        if not self.run_identity.name and message.run_identity:
+            self.run_identity.adopt(message.run_identity, "the learner")
+            self._replay.journal.on_run(self.run_identity.name)
+        return self.run_identity.name
 
     def _refusal_of(self, message: LearnerHello) -> Refusal | None:
         run_identity = "" if message.is_new_run else message.run_identity

@@ -49,7 +49,7 @@ class LinkServer(Generic[PeerT]):
         self._names = names
         self._socket = socket
         self._compatibility_key = compatibility_key
-        self._run_identity = run or RunIdentity()
+        self.run_identity = run or RunIdentity()
         self._peers = peers
         self._max_peers = max_peers
         self._unread_after = 0  # messages read since the socket was last empty
@@ -91,7 +91,7 @@ class LinkServer(Generic[PeerT]):
             self.dropped["another_config"] += 1
             what = describe_differences(self._compatibility_key, compatibility_key, server, peer)
             return Refusal(reason=f"{what}; make them equal", final=True)
-        if self._run_identity.differs(run_identity):
+        if self.run_identity.differs(run_identity):
             self.dropped["another_run"] += 1
-            return Refusal(reason=self._run_identity.refusal(run_identity, peer, server), final=True)
+            return Refusal(reason=self.run_identity.refusal(run_identity, peer, server), final=True)
         return None

@@ -229,7 +229,7 @@ class WeightsServer(LinkServer[Client]):
         self.placement.remove(client.environments, client.replay_index)
 
     def _offer(self, connection_id: bytes) -> None:
-        newest, run, client = self._offered, self._run_identity.name, self.clients[connection_id]
+        newest, run, client = self._offered, self.run_identity.name, self.clients[connection_id]
         version, final = (newest.version, newest.final) if newest is not None else (0, False)
         if client.environments:
             may_balance = time.monotonic() > self._start_seconds + SETTLED_SECONDS

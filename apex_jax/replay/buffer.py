@@ -94,8 +94,8 @@ class ReplayBuffer:
         num_leaves = self.capacity_segments * spec.slots
         if num_leaves > 2**31:
             raise ValueError(
-                f"{capacity_transitions} transitions take {num_leaves} frame slots, but an int32 index tells only 2^31"
-                " apart: lower capacity_transitions"
+                f"{capacity_transitions} transitions take {num_leaves} frame slots, but int32 indices reach only 2^31:"
+                " lower capacity_transitions"
             )
         self.inserted_segments = 0
         self.size_transitions = 0
@@ -104,12 +104,12 @@ class ReplayBuffer:
         self._from_actors = from_actors
         self._alpha = priority_exponent
         self._rng = rng
-        self._tree = SumTree(num_leaves)
+        self.tree = SumTree(num_leaves)
         self._bodies = [b""] * self.capacity_segments
         self._body_bytes = 0
         self._missing = 0  # number of insertions before the oldest restored segment; 0 if nothing was restored
         self._insertion_ids = np.zeros(self.capacity_segments, np.int64)  # original ids, which a restore keeps
-        self._generations = np.zeros(self.capacity_segments, np.uint32)
+        self.generations = np.zeros(self.capacity_segments, np.uint32)
         self._insert_seconds = np.zeros(self.capacity_segments)
         self._num_transitions = np.zeros(self.capacity_segments, np.int32)
 
@@ -121,7 +121,7 @@ class ReplayBuffer:
     @property
     def total_priority(self) -> float:
         """Sum of priority^alpha over all stored transitions."""
-        return self._tree.total
+        return self.tree.total
 
     @property
     def is_full(self) -> bool:
@@ -137,8 +137,8 @@ class ReplayBuffer:
     @property
     def stored_bytes(self) -> int:
         """Bytes of all bodies and arrays."""
-        arrays = (self._insertion_ids, self._generations, self._insert_seconds, self._num_transitions)
-        return self._body_bytes + self._tree.nbytes + sum(array.nbytes for array in arrays)
+        arrays = (self._insertion_ids, self.generations, self._insert_seconds, self._num_transitions)
+        return self._body_bytes + self.tree.nbytes + sum(array.nbytes for array in arrays)
 
     def insert(self, body: bytes, columns: Columns, now_seconds: float) -> int:
         """Stores an encoded segment, evicts the oldest one if the ring is full, and returns the ring slot.
@@ -159,14 +159,14 @@ class ReplayBuffer:
             priority = np.where(priority > 0, largest, 0.0)
         ring_slot = self.inserted_segments % self.capacity_segments
         num_transitions = int(np.count_nonzero(priority))
-        self._tree.set_range(ring_slot * self._frame_slots, self._exponentiate(priority))
+        self.tree.set_range(ring_slot * self._frame_slots, self._exponentiate(priority))
         self.size_transitions += num_transitions - int(self._num_transitions[ring_slot])
         self._num_transitions[ring_slot] = num_transitions
         self._body_bytes += len(body) - len(self._bodies[ring_slot])
         self._bodies[ring_slot] = body
         self.inserted_segments += 1
         self._insertion_ids[ring_slot] = self.inserted_segments
-        self._generations[ring_slot] = self.inserted_segments & 0xFFFFFFFF
+        self.generations[ring_slot] = self.inserted_segments & 0xFFFFFFFF
         self._insert_seconds[ring_slot] = now_seconds
         self.max_priority = max(self.max_priority, largest)
         return ring_slot
@@ -183,14 +183,14 @@ class ReplayBuffer:
             return Sample(nothing, nothing.astype(np.uint32), np.zeros(0), 0.0)
         if self.size_transitions == 0:
             raise ValueError("no transition is stored: there is nothing to draw, wait for min_size_to_sample")
-        total = self._tree.total
+        total = self.tree.total
         stratum = np.arange(strata.size) - np.repeat(np.cumsum(counts) - counts, counts)
-        leaves = self._tree.find((stratum + self._rng.random(strata.size)) * (total / strata))
+        leaves = self.tree.find((stratum + self._rng.random(strata.size)) * (total / strata))
         ring_slots = leaves // self._frame_slots
         return Sample(
             indices=leaves.astype(np.int32),
-            generations=self._generations[ring_slots],
-            probabilities=np.maximum(self._tree.get(leaves) / total, MIN_PROBABILITY),
+            generations=self.generations[ring_slots],
+            probabilities=np.maximum(self.tree.get(leaves) / total, MIN_PROBABILITY),
             age_seconds=float((now_seconds - self._insert_seconds[ring_slots]).mean()),
         )
 
@@ -211,12 +211,12 @@ class ReplayBuffer:
         with np.errstate(invalid="ignore"):  # a signalling NaN is rejected below like any other
             priorities = np.ascontiguousarray(priorities, np.float64)
         applicable, stale = _applicable(
-            leaves, generations, priorities, self._generations, self._tree.leaves, self._frame_slots
+            leaves, generations, priorities, self.generations, self.tree.leaves, self._frame_slots
         )
         applied = int(np.count_nonzero(applicable))
         if applied:
             priorities = priorities[applicable]
-            self._tree.set(leaves[applicable], self._exponentiate(priorities))
+            self.tree.set(leaves[applicable], self._exponentiate(priorities))
             self.max_priority = max(self.max_priority, float(priorities.max()))
         return PriorityResult(applied, stale, indices.size - applied - stale)
 
@@ -224,9 +224,9 @@ class ReplayBuffer:
         """Sets to 0 all priorities of those segments int[N] that are still stored; returns how many it changed."""
         discarded = 0
         for ring_slot, generation in zip(ring_slots.tolist(), generations.tolist(), strict=True):
-            is_stored = 0 <= ring_slot < self.capacity_segments and self._generations[ring_slot] == generation
+            is_stored = 0 <= ring_slot < self.capacity_segments and self.generations[ring_slot] == generation
             if is_stored and self._num_transitions[ring_slot]:
-                self._tree.set_range(ring_slot * self._frame_slots, np.zeros(self._frame_slots))
+                self.tree.set_range(ring_slot * self._frame_slots, np.zeros(self._frame_slots))
                 self.size_transitions -= int(self._num_transitions[ring_slot])
                 self._num_transitions[ring_slot] = 0
                 discarded += 1
@@ -245,7 +245,7 @@ class ReplayBuffer:
         ring_slots = np.arange(first, last) % self.capacity_segments
         return SegmentRun(
             ring_slots=ring_slots.astype(np.int32),
-            generations=self._generations[ring_slots],
+            generations=self.generations[ring_slots],
             bodies=tuple(self._bodies[ring_slot] for ring_slot in ring_slots),
             cursor=last,
         )
@@ -259,7 +259,7 @@ class ReplayBuffer:
             max_priority=self.max_priority,
             random_state=dict(self._rng.bit_generator.state),
             insertion_ids=self._insertion_ids[:used].copy(),
-            leaves=self._tree.leaves[: used * self._frame_slots].reshape(used, self._frame_slots).copy(),
+            leaves=self.tree.leaves[: used * self._frame_slots].reshape(used, self._frame_slots).copy(),
             ages_seconds=now_seconds - self._insert_seconds[:used],
         )
 
@@ -299,14 +299,14 @@ class ReplayBuffer:
 
     def check_valid(self) -> None:
         """Asserts that tree, columns and counters are consistent."""
-        self._tree.check_valid()
-        leaves = self._tree.get(np.arange(self._tree.capacity)).reshape(-1, self._frame_slots)
+        self.tree.check_valid()
+        leaves = self.tree.get(np.arange(self.tree.capacity)).reshape(-1, self._frame_slots)
         assert ((leaves > 0).sum(axis=1) == self._num_transitions).all(), "leaves above zero are not the transitions"
         assert self.size_transitions == self._num_transitions.sum(), "size_transitions has drifted"
         assert self._body_bytes == sum(map(len, self._bodies)), "stored_bytes has drifted"
         first = self.inserted_segments - self.size_segments
         insertion_ids = np.arange(first, self.inserted_segments)
-        assert (self._generations[insertion_ids % self.capacity_segments] == (insertion_ids + 1) % 2**32).all(), (
+        assert (self.generations[insertion_ids % self.capacity_segments] == (insertion_ids + 1) % 2**32).all(), (
             "generations differ"
         )
 
@@ -326,8 +326,8 @@ class ReplayBuffer:
         ring_slots = (insertion_ids - 1) % self.capacity_segments
         ring = np.zeros((self.capacity_segments, self._frame_slots))
         ring[ring_slots] = leaves
-        self._tree.set_range(0, ring.ravel())
-        self._generations[ring_slots] = (insertion_ids & 0xFFFFFFFF).astype(np.uint32)
+        self.tree.set_range(0, ring.ravel())
+        self.generations[ring_slots] = (insertion_ids & 0xFFFFFFFF).astype(np.uint32)
         self._insert_seconds[ring_slots] = insert_seconds
         self._num_transitions[ring_slots] = np.count_nonzero(leaves, axis=1)
         self.size_transitions = int(self._num_transitions.sum())

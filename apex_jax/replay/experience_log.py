@@ -90,11 +90,10 @@ class ExperienceLog:
         self._directory = directory
         self._header = header
         self._max_pending = capacity_segments + SPARE_EVENTS
-        self._pending: deque[_Pending] = deque()
+        self.pending: deque[_Pending] = deque()
         self._files: list[LogFile] = []  # the last one is open for writing
         self._descriptor: int | None = None
         self._attempts = 0  # number of files created, so that each has a new name
-        self._unsynced: list[Path] = []
         self._is_failing = False  # whether the last write failed
         self._retry_seconds = 0.0
         self._lock = _locked(directory) if directory is not None else None
@@ -119,18 +118,18 @@ class ExperienceLog:
         numbers = (insertion_id, peer_id, sequence, produced)
         fields = (self.last_event, *numbers, transitions, len(body), crc)
         header = _HEADER.pack(_MARK, kind, *fields)
-        self._pending.append(_Pending(header + _CRC.pack(zlib.crc32(header)), body, insertion_id))
+        self.pending.append(_Pending(header + _CRC.pack(zlib.crc32(header)), body, insertion_id))
 
     def flush(self, now_seconds: float) -> None:
         """Writes all pending records. After a disk error they stay pending, up to a limit, and are written later.
 
         Every error is counted; only the first of a series is logged.
         """
-        if not self._pending or now_seconds < self._retry_seconds:
+        if not self.pending or now_seconds < self._retry_seconds:
             self._bound_pending()
             return
         try:
-            while self._pending:
+            while self.pending:
                 self._write_some()
         except OSError as error:
             self._give_up_for_now(error, now_seconds)
@@ -144,30 +143,22 @@ class ExperienceLog:
         """Bytes of all files."""
         return sum(file.num_bytes for file in self._files)
 
-    def take_unsynced(self) -> list[Path]:
-        """Returns the files that were read or written since the last call, for `sync` on another thread."""
-        taken, self._unsynced = self._unsynced, []
-        if self._descriptor is not None:
-            self._unsynced.append(self._files[-1].path)
-        return taken
+    @property
+    def paths(self) -> list[Path]:
+        """The files, for `sync` on another thread."""
+        return [file.path for file in self._files]
 
     def obsolete_files(self, oldest_insertion_id: int) -> list[LogFile]:
         """Returns the closed files of older segments only."""
         closed = self._files if self._descriptor is None else self._files[:-1]
         return [file for file in closed if file.last_insertion_id < oldest_insertion_id]
 
-    def delete(self, files: list[LogFile]) -> int:
-        """Deletes closed files; returns their bytes, without those of files deleted before."""
-        before = self.num_bytes
+    def delete(self, files: list[LogFile]) -> None:
+        """Deletes closed files."""
         self._files = [file for file in self._files if file not in files]
         for file in files:
             with contextlib.suppress(OSError):
                 file.path.unlink()
-        return before - self.num_bytes
-
-    def not_synced(self, paths: list[Path]) -> None:
-        """Takes back files that could not be synced, for the next `take_unsynced`."""
-        self._unsynced += paths
 
     def close(self) -> None:
         """Closes the file and unlocks the directory."""
@@ -184,7 +175,7 @@ class ExperienceLog:
         assert self._descriptor is not None
         buffers: list[bytes] = []
         count = num_bytes = 0
-        for pending in self._pending:
+        for pending in self.pending:
             if count == RECORDS_AT_ONCE or num_bytes >= BYTES_AT_ONCE:
                 break
             buffers += [pending.header, pending.body] if pending.body else [pending.header]
@@ -196,12 +187,12 @@ class ExperienceLog:
         file.num_bytes += num_bytes
         file.records += count
         for _ in range(count):
-            file.last_insertion_id = max(file.last_insertion_id, self._pending.popleft().insertion_id)
+            file.last_insertion_id = max(file.last_insertion_id, self.pending.popleft().insertion_id)
 
     def _open_file(self) -> None:
         """Creates the next file. No old one is continued, because after a disk error it may end within a record."""
         head = pack_head(MAGIC, self._header.facts)
-        path, descriptor = self._make_file(self.last_event - len(self._pending) + 1)
+        path, descriptor = self._make_file(self.last_event - len(self.pending) + 1)
         try:
             if os.write(descriptor, head) != len(head):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -212,7 +203,6 @@ class ExperienceLog:
             raise
         self._descriptor = descriptor
         self._files.append(LogFile(path, len(head)))
-        self._unsynced.append(path)
 
     def _make_file(self, first_event: int) -> tuple[Path, int]:
         """Creates a file; returns its path and descriptor."""
@@ -250,8 +240,8 @@ class ExperienceLog:
         self._bound_pending()
 
     def _bound_pending(self) -> None:
-        while len(self._pending) > self._max_pending:
-            self._pending.popleft()
+        while len(self.pending) > self._max_pending:
+            self.pending.popleft()
 
     # Reading, before anything is written
 
@@ -286,7 +276,6 @@ class ExperienceLog:
             raise TornRecord("it is empty")
         facts, file.num_bytes = unpack_head(file.path, memoryview(data), MAGIC)
         self._header.check(file.path, facts)
-        self._unsynced.append(file.path)  # a killed server may have left it unsynced
         while file.num_bytes < len(data):
             record, file.num_bytes = _record_at(data, file.num_bytes)
             file.records += 1

@@ -40,10 +40,10 @@ COUNTS = struct.Struct("<5q")  # `ActorCounts`, in a report
 class SnapshotWriter(threading.Thread):
     """Writes one snapshot. Once the thread has ended, `error` is None if the snapshot is on disk."""
 
-    def __init__(self, unsynced: list[Path], obsolete: list[LogFile], write: Callable[[], None]) -> None:
-        """`unsynced`: log files that must be on disk before the snapshot; `obsolete`: those that it does not need."""
+    def __init__(self, log: list[Path], obsolete: list[LogFile], write: Callable[[], None]) -> None:
+        """`log`: files that must be on disk before the snapshot; `obsolete`: those that it does not need."""
         super().__init__(name="replay snapshot", daemon=True)
-        self.unsynced = unsynced
+        self.log = log
         self.obsolete = obsolete
         self.error: Exception | None = None
         self._write = write
@@ -51,7 +51,7 @@ class SnapshotWriter(threading.Thread):
     def run(self) -> None:
         """Syncs the log files before the snapshot, which relies on them. Runs on the thread."""
         try:
-            sync(self.unsynced)
+            sync(self.log)
             self._write()
         except Exception as error:
             self.error = error
@@ -70,7 +70,7 @@ class Journal:
         self._header = header = FileHeader(config.compatibility_key, spec, run)
         self._config = config
         self._spec = spec
-        self._log = ExperienceLog(self.directory if self._is_on_disk else None, header, capacity_segments)
+        self.log = ExperienceLog(self.directory if self._is_on_disk else None, header, capacity_segments)
         self._snapshots = Snapshots(self.directory, header)
         self._thread: SnapshotWriter | None = None
         self._obsolete: list[LogFile] = []  # closed files that the newest snapshot does not need
@@ -82,32 +82,32 @@ class Journal:
     @property
     def errors(self) -> int:
         """Number of failed writes since this server started."""
-        return self._log.errors + self._snapshot_errors
+        return self.log.errors + self._snapshot_errors
 
     def metrics(self) -> dict[str, float]:
         """Returns values under the tags of `apex_jax.run.metrics.TAGS`."""
         if not self._is_on_disk:
             return {}
-        return {"replay/journal_bytes": self._log.num_bytes, "replay/journal_errors": self.errors}
+        return {"replay/journal_bytes": self.log.num_bytes, "replay/journal_errors": self.errors}
 
     # Events
 
     def on_segment(self, insertion_id: int, segment: SegmentRecord) -> None:
         """Records a segment that was stored as insertion `insertion_id`."""
-        self._log.append(SEGMENT, insertion_id, *segment)
+        self.log.append(SEGMENT, insertion_id, *segment)
 
     def on_refusal(self, segment: SegmentRecord, reason: str) -> None:
         """Records a refused segment, without its body."""
-        self._log.append(FIRST_REFUSAL + REFUSALS.index(reason), 0, *segment._replace(body=b"", crc=0))
+        self.log.append(FIRST_REFUSAL + REFUSALS.index(reason), 0, *segment._replace(body=b"", crc=0))
 
     def on_welcome(self, peer_id: int, actor_number: int) -> None:
         """Records the number of an actor."""
-        self._log.append(WELCOME, 0, peer_id, actor_number)
+        self.log.append(WELCOME, 0, peer_id, actor_number)
 
     def on_report(self, peer_id: int, counts: ActorCounts) -> None:
         """Records the newest counts of an actor, which may be its last."""
         body = COUNTS.pack(*counts)
-        self._log.append(REPORT, 0, peer_id, 0, body=body, crc=zlib.crc32(body))
+        self.log.append(REPORT, 0, peer_id, 0, body=body, crc=zlib.crc32(body))
 
     @property
     def replay_id(self) -> str:
@@ -126,7 +126,7 @@ class Journal:
 
     def flush(self, now_seconds: float) -> None:
         """Writes pending records. A disk error is counted, logged once and retried; it does not raise."""
-        self._log.flush(now_seconds)
+        self.log.flush(now_seconds)
 
     # Snapshots
 
@@ -136,7 +136,7 @@ class Journal:
         """Starts writing a snapshot if one is due and the previous one is complete."""
         if self._thread is not None and not self._thread.is_alive():
             self._take_result()
-        is_due = now_seconds >= self._next_seconds or self._log.num_bytes >= self._next_bytes
+        is_due = now_seconds >= self._next_seconds or self.log.num_bytes >= self._next_bytes
         if self._thread is None and is_due and self._is_on_disk:
             self.snapshot(buffer, limiter, counters(), now_seconds)
 
@@ -146,13 +146,13 @@ class Journal:
 
     def snapshot(self, buffer: ReplayBuffer, limiter: RateLimiter, counters: Counters, now_seconds: float) -> None:
         """Copies the state and starts a thread that writes it; `finish` waits for the thread."""
-        self._log.flush(now_seconds)
-        facts, arrays = pack_state(self._log.last_event, buffer.state(now_seconds), limiter, self._config, counters)
+        self.log.flush(now_seconds)
+        facts, arrays = pack_state(self.log.last_event, buffer.state(now_seconds), limiter, self._config, counters)
         self._next_seconds = now_seconds + self._config.replay.snapshot_interval_seconds
-        self._next_bytes = self._log.num_bytes + LOG_BYTES_AT_MOST
-        obsolete = self._log.obsolete_files(buffer.oldest_insertion_id)
+        self._next_bytes = self.log.num_bytes + LOG_BYTES_AT_MOST
+        obsolete = self.log.obsolete_files(buffer.oldest_insertion_id)
         write = partial(self._snapshots.write, facts, arrays)
-        self._thread = SnapshotWriter(self._log.take_unsynced(), obsolete, write)
+        self._thread = SnapshotWriter(self.log.paths, obsolete, write)
         self._thread.start()
 
     def finish(self, buffer: ReplayBuffer, limiter: RateLimiter, counters: Counters, now_seconds: float) -> None:
@@ -171,7 +171,7 @@ class Journal:
     def close(self) -> None:
         """Writes pending records and unlocks the directory."""
         self.flush(np.inf)
-        self._log.close()
+        self.log.close()
 
     def _take_result(self) -> None:
         assert self._thread is not None
@@ -187,7 +187,6 @@ class Journal:
             message = "cannot write a snapshot to %s (logged once, retried): %s"
             _log.warning(message, self.directory, thread.error or type(thread.error).__name__)
         self._is_failing = True
-        self._log.not_synced(thread.unsynced)
 
     def _delete_obsolete(self, thread: SnapshotWriter) -> None:
         """Deletes the log files that neither of the two kept snapshots needs.
@@ -197,8 +196,9 @@ class Journal:
         """
         is_disk_full = isinstance(thread.error, OSError) and thread.error.errno in (errno.ENOSPC, errno.EDQUOT)
         if thread.error is None or is_disk_full:
-            self._next_bytes -= self._log.delete(self._obsolete)
-            self._obsolete = thread.obsolete
+            self._next_bytes -= sum(file.num_bytes for file in self._obsolete)
+            self.log.delete(self._obsolete)
+            self._obsolete = [file for file in thread.obsolete if file not in self._obsolete]
 
     # Restoring
 
@@ -212,22 +212,22 @@ class Journal:
         snapshot_event = saved.event if saved is not None else 0
         bodies: deque[tuple[int, bytes]] = deque(maxlen=buffer.capacity_segments)
         inserted_since = 0
-        for record in self._log.read():
+        for record in self.log.read():
             if record.event > snapshot_event:
                 inserted_since += record.transitions if record.kind == SEGMENT else 0
                 counters = _after(counters, record)
             if record.kind == SEGMENT:
                 bodies.append((record.insertion_id, record.body))
-        self._log.last_event = max(self._log.last_event, snapshot_event)
-        known = buffer.restore(self._segments(bodies), saved.buffer if saved is not None else None, now_seconds)
+        self.log.last_event = max(self.log.last_event, snapshot_event)
+        buffer.restore(self._segments(bodies), saved.buffer if saved is not None else None, now_seconds)
         self._restore_limiter(limiter, saved, inserted_since)
         self._next_seconds = now_seconds + self._config.replay.snapshot_interval_seconds
-        self._next_bytes = self._log.num_bytes + LOG_BYTES_AT_MOST
-        self._log_restored(buffer, saved, known)
+        self._next_bytes = self.log.num_bytes + LOG_BYTES_AT_MOST
+        self._log_restored(buffer, saved)
         return counters
 
     def _segments(self, bodies: deque[tuple[int, bytes]]) -> StoredSegments:
-        """Returns the segments whose columns are valid; those of others, in somebody else's file, are left out."""
+        """Returns the segments whose columns are valid, without the others, which only a foreign file has."""
         limits = value_limits(self._config)
         kept: list[tuple[int, bytes]] = []
         priorities = np.zeros((len(bodies), self._spec.slots), np.float32)
@@ -250,7 +250,7 @@ class Journal:
             _log.info("replay.samples_per_insert or min_size_to_sample changed: the ratio is counted from here on")
             limiter.restore(0, 0, saved.limiter["inserted"] + inserted_since)
 
-    def _log_restored(self, buffer: ReplayBuffer, saved: Saved | None, known: int) -> None:
+    def _log_restored(self, buffer: ReplayBuffer, saved: Saved | None) -> None:
         if not buffer.size_segments and saved is None:
             return
         _log.info(
@@ -264,10 +264,6 @@ class Journal:
             before = saved.buffer.priority_exponent
             message = "priority_exponent was %g, is now %g: all priorities are back to their initial values"
             _log.info(message, before, exponent)
-        elif known < buffer.size_segments:
-            _log.info(
-                "%d segments have their initial priorities: they are in no snapshot", buffer.size_segments - known
-            )
 
 
 def _after(counters: Counters, record: Record) -> Counters:

@@ -48,11 +48,11 @@ _NAME = re.compile(r"snapshot-([0-9]{12})")
 
 
 class JournalError(RunError):
-    """The existing journal cannot be used; the message says why and what to do."""
+    """The existing journal cannot be used; the message has the reason and the fix."""
 
 
 class CorruptFile(ValueError):
-    """Bytes that differ from what was written; the message says what is wrong."""
+    """Bytes that differ from what was written; the message names the difference."""
 
 
 class FileHeader:

@@ -41,9 +41,9 @@ class HttpServer(ThreadingMixIn, TCPServer):
 
         `answer`: receives the path of a request without its query; None = there is no such path. It is called on the
         connection's thread; an exception becomes code 500.
-        `is_loopback`: the address is a loopback one. Then a request whose Host is another machine gets code 403: it is
-        of a page elsewhere whose name leads here (DNS rebinding). One without Host is of no browser. Other addresses
-        have names that only the network knows, so any Host is accepted there.
+        `is_loopback`: the address is a loopback one. Then a request for the host name of another machine gets code
+        403: a browser sends it for a web page whose name resolves to this machine (DNS rebinding). Browsers always send
+        a host name, so a request without one is answered. Other addresses have any names, so any is accepted there.
         """
         BaseServer.__init__(self, listener.getsockname(), _Handler)
         self.socket = listener

@@ -67,15 +67,6 @@ def read_allowed(directory: str, role: str) -> tuple[bytes, ...]:
     return tuple(keys)
 
 
-def check_pair(directory: str, role: str, secret: bytes) -> None:
-    """Raises UsageError if the role's public keys are available and none of them belongs to its secret."""
-    if not _has(directory, role, "public"):
-        return
-    if zmq.curve_public(secret) not in read_publics(directory, role):
-        where = _place(directory, role, "public")
-        raise UsageError(f"{where}: no key in it belongs to {role}.secret; copy both from where they were created")
-
-
 def are_given(directory: str) -> bool:
     """Returns whether a directory of keys, or any key in the environment, is given."""
     return directory != "" or any(
@@ -85,10 +76,6 @@ def are_given(directory: str) -> bool:
 
 def _variable(role: str, kind: str) -> str:
     return f"APEX_JAX_{role}_{kind}".upper()
-
-
-def _has(directory: str, role: str, kind: str) -> bool:
-    return _variable(role, kind) in os.environ or (directory != "" and Path(directory, f"{role}.{kind}").exists())
 
 
 def _place(directory: str, role: str, kind: str) -> str:

@@ -23,7 +23,6 @@ from apex_jax.transport.security import LINKS, NO_KEYS, LinkContext, Security
 
 _log = logging.getLogger(__name__)
 
-CHECK_SECONDS = 0.2  # between two polls of the events
 GIVE_UP_SECONDS = 10.0  # handshakes that fail for this long, and that only a user can fix, end in RunError
 GAP_SECONDS = 5.0  # without a failure, after which the next one counts as a new problem
 RECONNECT_SECONDS = 1.0  # after the loss of a connection that ZMQ does not restore
@@ -103,26 +102,26 @@ class ServerMonitor(Monitor):
 
     def __init__(self) -> None:
         super().__init__()
-        self._unsaid: Counter[str] = Counter()
+        self._unlogged: Counter[str] = Counter()
         self._next_report = 0.0
 
     def count(self, dropped: Counter[str]) -> None:
         """Adds the connections refused since the last call to `dropped`, as "refused_key" and "failed_handshake"."""
         for event, _ in self._new_events():
             dropped[_FAILURES[event]] += 1
-            self._unsaid[_FAILURES[event]] += 1
+            self._unlogged[_FAILURES[event]] += 1
         now = time.monotonic()
-        if self._unsaid and now >= self._next_report:
+        if self._unlogged and now >= self._next_report:
             self._next_report = now + REPORT_SECONDS
             files = " or ".join(f"{role}.public" for role in LINKS[self._link].clients)
             how = "in plain text, for another server key" if self._security.has_keys else "encrypted"
             how = f"{how} or in another protocol"
             reasons = {"refused_key": f"whose key is not in {files}", "failed_handshake": how}
-            said = ", ".join(
-                f"{self._unsaid[reason]} {text}" for reason, text in reasons.items() if self._unsaid[reason]
+            counts = ", ".join(
+                f"{self._unlogged[reason]} {text}" for reason, text in reasons.items() if self._unlogged[reason]
             )
-            _log.warning("connections refused on the %s link at %s: %s", self._link, self._address, said)
-            self._unsaid.clear()
+            _log.warning("connections refused on the %s link at %s: %s", self._link, self._address, counts)
+            self._unlogged.clear()
 
 
 class ClientMonitor(Monitor):
@@ -138,7 +137,6 @@ class ClientMonitor(Monitor):
         super().__init__()
         self._dropped = dropped
         self.is_connected = False  # connected, with a successful handshake
-        self._next_check = 0.0
         self._given_up_seconds: float | None = None  # when the connection was lost; None while ZMQ reconnects by itself
         self._was_connected = False  # whether the handshake of the lost connection had succeeded
         self._is_shaking_hands = False
@@ -146,15 +144,12 @@ class ClientMonitor(Monitor):
         self._first_failure = self._last_failure = self._last_probe = -GAP_SECONDS
         self._mechanism: str | None = None  # security mechanism in the server's greeting
 
-    def check(self, at_once: bool = False) -> None:
-        """Processes new events every CHECK_SECONDS, or `at_once`, and reconnects if ZMQ does not.
+    def check(self) -> None:
+        """Processes new events, and reconnects if ZMQ does not.
 
         Raises RunError after `GIVE_UP_SECONDS` of handshakes that can never succeed.
         """
         now = time.monotonic()
-        if now < self._next_check and not at_once:
-            return
-        self._next_check = now + CHECK_SECONDS
         for event, value in self._new_events():
             self._on_event(event, value, now)
         if self._given_up_seconds is not None and now - self._given_up_seconds >= RECONNECT_SECONDS:

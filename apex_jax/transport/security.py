@@ -136,8 +136,8 @@ class AllowList:
 def security_of(config: Config, role: str) -> Security:
     """Returns the security of the links that a role uses, with all keys read and checked.
 
-    Raises UsageError for keys that are missing, malformed, readable by others or of different pairs, and for an address
-    reachable from other machines if there are no keys.
+    Raises UsageError for keys that are missing, malformed or readable by others, and for an address reachable from
+    other machines if there are no keys.
     """
     addresses = {
         link: [address for address in config.addresses.of_link(link) if address.startswith("tcp://")]
@@ -158,7 +158,6 @@ def security_of(config: Config, role: str) -> Security:
             )
         return Security(role, is_insecure=config.security.insecure)
     secret = keys.read_secret(directory, role)
-    keys.check_pair(directory, role, secret)
     servers = {}
     for link in tcp_links:
         if LINKS[link].server != role:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import http.client
 import json
 import os
-import re
 import socket
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -55,16 +54,12 @@ def fetch(address: str, seconds: float) -> tuple[bool, dict[str, Any]]:
 
     Raises UsageError for a malformed address, StatusError for a missing or invalid answer.
     """
-    until = time.monotonic() + seconds
+    connection = http.client.HTTPConnection("localhost")
     try:
-        with _connected(address, seconds) as client:
-            client.sendall(b"GET /status HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
-            reply = bytearray()
-            while len(reply) <= MAX_REPLY_BYTES:
-                client.settimeout(max(0.01, until - time.monotonic()))
-                if not (data := client.recv(65536)):
-                    break
-                reply += data
+        with _connected(address, seconds) as connection.sock:
+            connection.request("GET", "/status")
+            with connection.getresponse() as response:
+                return _parsed(address, response.status, response.read(MAX_REPLY_BYTES))
     except TimeoutError:
         raise StatusError(
             f"{address} has not answered within {seconds:g} s: the process is stopped, or stuck"
@@ -72,7 +67,8 @@ def fetch(address: str, seconds: float) -> tuple[bool, dict[str, Any]]:
     except (OSError, UnicodeError) as error:  # UnicodeError: a host name with an empty or too long part
         reason = getattr(error, "strerror", None) or error
         raise StatusError(f"{address} does not answer: {reason}; is the process running?") from None
-    return _parsed(address, bytes(reply))
+    except http.client.HTTPException:
+        return _parsed(address, 0, b"")
 
 
 def _connected(address: str, seconds: float) -> socket.socket:
@@ -90,16 +86,14 @@ def _connected(address: str, seconds: float) -> socket.socket:
     return client
 
 
-def _parsed(address: str, reply: bytes) -> tuple[bool, dict[str, Any]]:
-    head, _, body = reply.partition(b"\r\n\r\n")
-    status = re.match(rb"HTTP/1\.1 ([0-9]{3}) ", head)
+def _parsed(address: str, status: int, body: bytes) -> tuple[bool, dict[str, Any]]:
     try:
-        content = json.loads(body) if status else None
+        content = json.loads(body)
     except (ValueError, RecursionError):
         content = None
-    if status is None or status[1] not in (b"200", b"503") or not isinstance(content, dict) or "role" not in content:
+    if status not in (200, 503) or not isinstance(content, dict) or "role" not in content:
         raise StatusError(f"{address} answers, but not as an apex_jax process: is the address right?")
-    return status[1] == b"200", content
+    return status == 200, content
 
 
 def _listen(address: str) -> socket.socket:

@@ -118,7 +118,7 @@ class Trend(NamedTuple):
 
 
 def trend_of(life: Life) -> Trend | None:
-    """Returns how a process fared; None of one that has ended too soon to say."""
+    """Returns how a process fared; None if it has ended too soon for that."""
     steady = life.steady_samples()
     if len(steady) < LEAST_SAMPLES:
         return None

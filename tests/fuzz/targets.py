@@ -8,7 +8,7 @@ import zlib
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
 import jax
 import zmq
@@ -47,26 +47,6 @@ LINGER_MS = 1000  # libzmq can abort when a socket without is closed in the midd
 # Of a frame for which nobody cuts a connection off; only a learner takes longer ones.
 LONGEST_BYTES = sockets.SMALL_MESSAGE_BYTES + sockets.ENCRYPTION_BYTES
 GOOD_PEER_ID = 12345
-
-
-class Target(Protocol):
-    """A socket to fuzz."""
-
-    fuzzer: Any  # whose `next` returns the frames of a message
-    crashes: Counter[str]  # what the object behind the socket raised, by the end of its traceback
-    refusable: Counter[str]  # messages sent that are none, or do not belong on this socket, by reason
-
-    def send(self, frames: Frames) -> None:
-        """Sends a message as one of several peers."""
-
-    def serve_good(self) -> None:
-        """Checks that a valid peer is served."""
-
-    def dropped(self) -> Counter[str]:
-        """The refusals that the system counts."""
-
-    def close(self) -> None:
-        """Ends everything."""
 
 
 class Strangers:
@@ -295,6 +275,9 @@ def fuzz_config(directory: Path, samples_per_insert: float = 0.0) -> Config:
         ),
         addresses=AddressConfig((free_address(),), (free_address(),), free_address()),
     )
+
+
+Target: TypeAlias = ReplayTarget | WeightsTarget
 
 
 def make_target(link: str, directory: Path, seed: int, marker: str) -> Target:

@@ -41,4 +41,4 @@ def update(buffer: ReplayBuffer, *elements: tuple[int, int, float]) -> PriorityR
 
 
 def leaf(buffer: ReplayBuffer, index: int) -> float:
-    return float(buffer._tree.get(np.array([index]))[0])
+    return float(buffer.tree.get(np.array([index]))[0])

@@ -53,11 +53,7 @@ class World:
 
     def save(self, now_seconds: float = 0.0) -> None:
         """Writes a snapshot, and waits for it."""
-        self.journal.snapshot(self.buffer, self.limiter, self.counters, now_seconds)
-        thread = self.journal._thread
-        assert thread is not None
-        thread.join()
-        self.journal._take_result()
+        self.journal.finish(self.buffer, self.limiter, self.counters, now_seconds)
 
     def kill(self) -> None:
         """Disappears without a message, as after SIGKILL."""
@@ -76,7 +72,7 @@ class World:
     def leaves(self) -> dict[int, list[float]]:
         """Leaves of each live segment, by its number."""
         run = self.buffer.segments_since(0, 10**6)
-        leaves = self.buffer._tree.leaves.reshape(-1, SPEC.slots)
+        leaves = self.buffer.tree.leaves.reshape(-1, SPEC.slots)
         numbers = (int(decode_frames(body, SPEC)[0, 0]) for body in run.bodies)
         return {number: leaves[slot].tolist() for number, slot in zip(numbers, run.ring_slots, strict=True)}
 
@@ -104,9 +100,9 @@ def files(directory: Path, kind: str) -> list[Path]:
 
 def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
     """Returns the warnings logged since the last call."""
-    said = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+    messages = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
     caplog.clear()
-    return said
+    return messages
 
 
 def flip(path: Path, offset: int) -> None:
@@ -116,4 +112,4 @@ def flip(path: Path, offset: int) -> None:
 
 
 def head_bytes(world: World) -> int:
-    return len(pack_head(experience_log.MAGIC, world.journal._log._header.facts))
+    return len(pack_head(experience_log.MAGIC, world.journal.log._header.facts))

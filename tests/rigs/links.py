@@ -139,7 +139,7 @@ class Peer:
         assert isinstance(received[0], kind), received[0]
         return received[0]
 
-    def hears_nothing(self) -> bool:
+    def receives_nothing(self) -> bool:
         """Returns whether no message arrives after everything in flight has been served."""
         for _ in range(5):
             self._meanwhile()

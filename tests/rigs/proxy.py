@@ -154,7 +154,7 @@ class Proxy:
             await self._first_of(up, down)
             if self.conditions.slow_close_seconds:
                 await asyncio.sleep(self.conditions.slow_close_seconds)
-        except OSError:  # reset by one side: the other is told in the same way
+        except OSError:  # reset by one side: the other side gets a reset, too
             pass
         except asyncio.CancelledError:  # the proxy is closed
             pass

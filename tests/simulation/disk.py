@@ -71,8 +71,8 @@ class SimWriter:
 
     clock: Clock  # set by the fleet
 
-    def __init__(self, unsynced: list[Path], obsolete: list[Any], write: Callable[[], None]) -> None:
-        self.unsynced = unsynced
+    def __init__(self, log: list[Path], obsolete: list[Any], write: Callable[[], None]) -> None:
+        self.log = log
         self.obsolete = obsolete
         self.error: Exception | None = None
         self._write = write
@@ -98,7 +98,7 @@ class SimWriter:
         try:
             if self._is_disk_full:  # for the log, and so for a snapshot, too
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            experience_log.sync(self.unsynced)
+            experience_log.sync(self.log)
             self._process.fleet.oracle.on_synced(self._process, self._written)
             self._write()
         except Exception as error:

@@ -73,7 +73,7 @@ class Faults:
             self._restart(process.name)
 
     def _vanish(self) -> None:
-        """The host of a process that has no disk loses its power: nobody is told."""
+        """The host of a process that has no disk loses its power: its connections do not close."""
         process = self._any()
         if process is not None and not process.name.startswith("replay"):
             process.die(has_power=False)

@@ -24,7 +24,7 @@ from tests.simulation.processes import Process, ServerThread, SimEvent, start_cl
 from tests.simulation.roles import ActorProcess, EvaluatorProcess, LearnerProcess, ReplayProcess
 
 PIECE_BYTES = 64  # of weights
-CHECK_SECONDS = 10.0  # between two of the dear checks
+CHECK_SECONDS = 10.0  # between two of the expensive checks
 CHAOS_SECONDS = (60.0, 240.0)
 GRACE_SECONDS = 60.0  # after the last fault, until all must have joined again
 PROGRESS_SECONDS = 20.0  # in which all must advance then; longer if updates take longer

@@ -139,7 +139,7 @@ class Wire:
             self._tell(1 - end)
 
     def close(self, end: int) -> None:
-        """Closes the connection from this end; the other one is told unless the host has lost its power."""
+        """Closes the connection from this end; the other one notices it unless the host has lost its power."""
         process = self.ends[end].context.process
         if self.is_open[end]:
             self._close(end)

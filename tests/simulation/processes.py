@@ -96,7 +96,7 @@ class ClientThread:
             self._client.turn(now)
         except Exception:
             self.task.is_over = True
-            self._opened.__exit__(*sys.exc_info())  # tells the client of a RunError, and raises others
+            self._opened.__exit__(*sys.exc_info())  # passes a RunError to the client, and raises others
         return None
 
     def join(self) -> None:

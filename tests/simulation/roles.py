@@ -62,7 +62,7 @@ class ReplayProcess(Process):
     def died(self) -> None:
         if (server := getattr(self, "server", None)) is not None:
             self.fleet.oracle.on_death(self)
-            log = server.replay.journal._log
+            log = server.replay.journal.log
             for descriptor in (log._descriptor, log._lock):
                 if descriptor is not None:
                     os.close(descriptor)

@@ -108,7 +108,7 @@ def test_pong_frames_come_back_bit_for_bit_from_few_bytes(size: int, limit: int)
     assert len(body) / 64 < limit
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("frame_shape", [(84, 84), (42, 42), (5, 7), (2, 5), (3,), (1,)])
 @pytest.mark.parametrize("frame_dtype", ["uint8", "float32"])
 def test_noise_of_any_frame_shape_comes_back_bit_for_bit(seed: int, frame_shape: Any, frame_dtype: str) -> None:

@@ -45,7 +45,7 @@ class FalseLink:
                 raise message
             yield message
 
-    def check(self, at_once: bool = False) -> None:
+    def check(self) -> None:
         pass
 
     def reconnect(self) -> None:
@@ -227,12 +227,12 @@ def test_loss_of_a_server_that_may_end_is_not_logged_counted_or_limited(caplog: 
         client.turn()
 
 
-@pytest.mark.parametrize(("error", "said"), [
+@pytest.mark.parametrize(("error", "errors"), [
     (None, []),
     (RunError("over"), ["over"]),
     (KeyError("a bug"), ["the link to the replay server at tcp://fleet:5550 failed: 'a bug'"]),
 ])  # fmt: skip
-def test_socket_is_closed_and_every_error_of_the_loop_is_reported(error: Exception | None, said: list[str]) -> None:
+def test_socket_is_closed_and_every_error_of_the_loop_is_reported(error: Exception | None, errors: list[str]) -> None:
     client = Client()
     reported: list[RunError] = []
 
@@ -248,7 +248,7 @@ def test_socket_is_closed_and_every_error_of_the_loop_is_reported(error: Excepti
         loop()
     assert client.link.closed == 2, "the socket and its monitor"
     assert client.connection.state == ("connecting" if error is None else "refused")
-    assert [str(one) for one in reported] == said
+    assert [str(each) for each in reported] == errors
 
 
 EVENTS = st.lists(

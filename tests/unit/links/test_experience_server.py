@@ -47,7 +47,7 @@ def test_segments_are_answered_while_the_limiter_allows_no_insert(link: Link) ->
     for number in range(1, 4):
         peer.send(message_of(number))
         if number > 1:
-            assert peer.hears_nothing()
+            assert peer.receives_nothing()
             server.now_seconds += experience_server.ANSWER_SECONDS
             peer.send(message_of(number))  # once more
         assert peer.receive(SegmentAck).sequence == 1
@@ -90,7 +90,7 @@ def test_a_refused_segment_counts_its_steps_and_is_acknowledged_after_the_earlie
     peer.send(message_of(1), message_of(2), bad._replace(crc=bad.crc ^ 1, transitions=5))
     assert peer.receive(SegmentAck).sequence == 1
     server.until(lambda: waiting_in(server.service) == 2)
-    assert peer.hears_nothing()
+    assert peer.receives_nothing()
     assert server.replay.environment_steps == 10
     server.limiter.sample(TRANSITIONS)
     assert peer.receive(SegmentAck).sequence == 3
@@ -109,15 +109,6 @@ def test_a_peer_of_another_protocol_version_is_refused_in_its_own_version(link: 
     assert f"protocol version {wire.PROTOCOL_VERSION}, this process version 1" in header[3]
     assert header[4] is True
     assert server.dropped["wrong_version"] == 1
-
-
-@pytest.mark.parametrize("version", ["1", 1.0, -1, 2**63, None, [1]])
-def test_an_invalid_protocol_version_is_counted_and_not_answered(link: Link, version: Any) -> None:
-    server = link.server()
-    peer = link.peer(server)
-    peer.send_frames(msgpack.packb(["apex", version, 0, 1]))
-    server.until(lambda: server.dropped["wrong_version"] == 1)
-    assert peer.hears_nothing()
 
 
 def test_the_end_of_the_run_reaches_every_actor(link: Link) -> None:
@@ -142,7 +133,7 @@ def test_only_stored_segments_are_acknowledged(link: Link) -> None:
         acknowledged = peer.receive(SegmentAck).sequence
     assert acknowledged == 2
     server.until(lambda: waiting_in(server.service) == 2)
-    assert peer.hears_nothing()
+    assert peer.receives_nothing()
     server.limiter.sample(2 * TRANSITIONS)
     assert peer.receive(SegmentAck).sequence == 4
     assert server.stored() == [1, 2, 3, 4]

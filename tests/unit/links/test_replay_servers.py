@@ -67,7 +67,7 @@ def drawn_from(buffers: list[ReplayBuffer], batches: int, size: int, rng: np.ran
 def test_frequencies_and_weights_are_those_of_one_server_with_the_same_content(count: int) -> None:
     rng, batches, size = np.random.default_rng(count), 6000, 32
     buffers = filled_buffers(count, 0.6, rng)
-    powers = np.concatenate([buffer._tree.leaves[: 4 * BUFFER_L] for buffer in buffers])
+    powers = np.concatenate([buffer.tree.leaves[: 4 * BUFFER_L] for buffer in buffers])
     totals = [buffer.total_priority for buffer in buffers]
     assert count == 1 or max(totals) > 300 * min(totals)
     merged = drawn_from(buffers, batches, size, rng)
@@ -163,15 +163,15 @@ def proposal(run: str) -> LearnerHello:
 
 def test_first_server_names_a_new_run_for_all_even_if_the_learner_dies_in_between(fleet: Fleet) -> None:
     first, others = fleet.start(0, 1), [fleet.start(index, 1) for index in (1, 2)]
-    first.service._run_identity.name = "a" * 16  # the proposal of a learner that was killed before its welcome
+    first.service.run_identity.name = "a" * 16  # the proposal of a learner that was killed before its welcome
     run = RunIdentity()
     stream = fleet.join(hello=proposal("b" * 16), run=run)
     for other in others * 20:
         other.service._socket.poll(10)
         other.serve()
-    assert [other.service._run_identity.name for other in others] == ["", ""]
+    assert [other.service.run_identity.name for other in others] == ["", ""]
     wait_until(lambda: stream.peer_states == ["joined"] * 3, fleet.serve)
-    assert {run.name, *(server.service._run_identity.name for server in fleet.servers.values())} == {"a" * 16}
+    assert {run.name, *(server.service.run_identity.name for server in fleet.servers.values())} == {"a" * 16}
 
 
 def of(*servers: int) -> Callable[[Merged], bool]:
@@ -216,7 +216,7 @@ def test_priorities_go_to_the_server_of_each_transition(fleet: Fleet) -> None:
         assert isinstance(content, IndexBatches)
         expected = (10.0 * (part.server + 1)) ** 0.6
         wait_until(
-            lambda tree=buffer._tree, at=content.indices, power=expected: np.allclose(tree.get(at), power),  # type: ignore[misc]
+            lambda tree=buffer.tree, at=content.indices, power=expected: np.allclose(tree.get(at), power),  # type: ignore[misc]
             fleet.serve,
         )
 

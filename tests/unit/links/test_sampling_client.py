@@ -39,7 +39,7 @@ from tests.rigs.sampling_link import (
 
 
 def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
-    """What the stream has said, without times."""
+    """Returns the messages that the client has logged, without times."""
     records = [record for record in caplog.records if record.name in (connection.__name__, sampling_client.__name__)]
     return [record.getMessage().split(" after ")[0] for record in records]
 
@@ -144,7 +144,7 @@ def test_undecodable_segments_are_reported_and_blank_until_they_are_excluded(
 
 
 @pytest.mark.parametrize(
-    ("messages", "said"),
+    ("messages", "message"),
     [
         ([streamed(1, 2, ring_slots=[0, CAPACITY])], "streams segments that do not fit the replay"),
         ([streamed(1, 2, ring_slots=[-1, 0])], "streams segments that do not fit the replay"),
@@ -162,15 +162,15 @@ def test_undecodable_segments_are_reported_and_blank_until_they_are_excluded(
     ids=str,
 )
 def test_a_server_that_breaks_the_protocol_ends_the_learner_in_one_line(
-    sampling: Link, false_server: FalseServer, monkeypatch: pytest.MonkeyPatch, messages: list[Any], said: str
+    sampling: Link, false_server: FalseServer, monkeypatch: pytest.MonkeyPatch, messages: list[Any], message: str
 ) -> None:
     monkeypatch.setattr(sampling_client, "SEGMENTS_WINDOW", 2)
     stream = sampling.stream(groups=2)
     false_server.welcome()
-    for message in messages:
-        false_server.send(message)
+    for each in messages:
+        false_server.send(each)
     wait_until(lambda: stream.peer_state == "refused", false_server.read)
-    with pytest.raises(RunError, match=f"^the replay server at {sampling.address} {said}") as caught:
+    with pytest.raises(RunError, match=f"^the replay server at {sampling.address} {message}") as caught:
         stream.next(5.0)
     assert str(caught.value).isprintable()
 

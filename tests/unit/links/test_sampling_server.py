@@ -71,18 +71,18 @@ def test_server_sends_no_more_than_the_credit_allows(sampling: Link) -> None:
     server = sampling.server()
     server.insert(5)
     peer = sampling.peer(server, hello_of())
-    assert peer.hears_nothing()
+    assert peer.receives_nothing()
     peer.send(credit(1, groups=1, segments=3))
     assert len(peer.receive(StreamedSegments).ring_slots) == 3
-    assert peer.hears_nothing(), "no batch before every live segment"
+    assert peer.receives_nothing(), "no batch before every live segment"
     peer.send(credit(1, groups=1, segments=4))
     assert peer.receive(StreamedSegments).ring_slots.tolist() == [3, 4]
     peer.receive(IndexBatches)
     peer.receive(IndexBatches)
-    assert peer.hears_nothing()
+    assert peer.receives_nothing()
     server.insert(3)
     assert peer.receive(StreamedSegments).ring_slots.tolist() == [5, 0]
-    assert peer.hears_nothing()
+    assert peer.receives_nothing()
 
 
 def test_large_segments_travel_in_several_messages(sampling: Link, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -105,7 +105,7 @@ def test_heartbeat_is_always_answered(sampling: Link) -> None:
         answer = peer.receive(Credit)
         assert (answer.peer_id, answer.segments, answer.counts.size) == (1, 0, 0)
     peer.send(credit(1, groups=1, segments=1))
-    assert peer.hears_nothing()
+    assert peer.receives_nothing()
 
 
 def test_nothing_is_drawn_below_the_minimum_size(sampling: Link) -> None:
@@ -114,7 +114,7 @@ def test_nothing_is_drawn_below_the_minimum_size(sampling: Link) -> None:
     peer = sampling.peer(server, hello_of())
     peer.send(credit(1, groups=1, segments=9))
     peer.receive(StreamedSegments)
-    assert peer.hears_nothing()
+    assert peer.receives_nothing()
     server.insert(1)
     peer.receive(StreamedSegments)
     peer.receive(IndexBatches)
@@ -175,7 +175,7 @@ def test_reconnected_learner_starts_again(sampling: Link) -> None:
     before.send(credit(1, groups=5, segments=5))
     before.receive(StreamedSegments)
     after = sampling.peer(server, hello_of(1))
-    assert after.hears_nothing(), "the credit of the connection before is void"
+    assert after.receives_nothing(), "the credit of the connection before is void"
     after.send(credit(1, groups=0, segments=5))
     assert after.receive(StreamedSegments).ring_slots.tolist() == [0, 1]
 
@@ -184,7 +184,7 @@ def test_repeated_hello_is_welcomed_once_and_gives_credit_once(sampling: Link) -
     server = sampling.server()
     peer = sampling.peer(server, hello_of(1))
     peer.send(credit(1, groups=2, segments=3), hello_of(1))
-    assert peer.hears_nothing()
+    assert peer.receives_nothing()
     assert server.service.learner is not None
     assert (len(server.service.learner.asked), server.service.learner.segments_credit) == (2, 3)
 
@@ -257,4 +257,4 @@ def test_restart_of_the_server_restarts_the_stream_and_voids_old_priorities(samp
     learner.stream.update_priorities(new, np.full((K, B), 1e6, np.float32))
     server.until(lambda: server.buffer.max_priority == 1e6)
     assert +server.dropped == {}
-    assert server.service.run_steps == 1234, "as the learner says to each server"
+    assert server.service.run_steps == 1234, "as the learner sends it to each server"

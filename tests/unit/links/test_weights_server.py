@@ -71,7 +71,8 @@ def test_weights_arrive_bit_for_bit_with_their_counts(link: Link) -> None:
     assert not client.dropped
 
 
-def test_the_best_return_of_all_evaluators_reaches_the_learner(link: Link) -> None:
+def test_the_best_return_of_all_evaluators_reaches_the_learner(link: Link, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(weights_client, "HEARTBEAT_SECONDS", 0.05)
     server, first, second, actor = link.server(), link.client(), link.client(), link.client(environments=1)
     wait_until(lambda: len(server.clients) == 3)
     assert server.best_return == actor.best_return == NO_RETURN
@@ -195,7 +196,7 @@ def test_a_server_knows_its_clients_until_they_leave_or_are_silent(link: Link, m
     monkeypatch.setattr(weights_client, "HEARTBEAT_SECONDS", 0.1)
     monkeypatch.setattr(link_server, "PEER_TIMEOUT_SECONDS", 2.0)
     server, clients = link.server(), [link.client() for _ in range(3)]
-    link.joined_peer()  # which says no more
+    link.joined_peer()  # which sends nothing more
     wait_until(lambda: len(server.clients) == 4)
     clients[0].close()
     wait_until(lambda: len(server.clients) == 2)

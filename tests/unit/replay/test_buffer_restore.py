@@ -59,7 +59,7 @@ def test_buffer_restored_at_random_moments_equals_one_that_was_never_restored(se
             disk.insert(buffer, body, priority, float(now))
         elif operation == 3:
             indices = rng.integers(0, capacity * L, 10)
-            generations = twin._generations[indices // L].astype(np.int64)
+            generations = twin.generations[indices // L].astype(np.int64)
             priorities = rng.random(10).astype(np.float32) * 9
             assert twin.update_priorities(indices, generations, priorities) == buffer.update_priorities(
                 indices, generations, priorities
@@ -83,7 +83,7 @@ def test_segments_inserted_after_the_snapshot_get_their_initial_priorities(seed:
         disk.insert(buffer, rng.bytes(3), random_columns(rng)["priority"], 0.0)
     if buffer.size_transitions:
         indices = rng.integers(0, capacity * L, 40)
-        buffer.update_priorities(indices, buffer._generations[indices // L].astype(np.int64), rng.random(40))
+        buffer.update_priorities(indices, buffer.generations[indices // L].astype(np.int64), rng.random(40))
     disk.state = buffer.state(0.0) if rng.random() < 0.8 else None
     twin = buffer_of(capacity)
     disk.restore(twin, 0.0)  # here nothing is newer than the state
@@ -122,16 +122,6 @@ def test_with_a_smaller_capacity_the_newest_segments_keep_their_priorities(befor
     restored.insert(b"next", priorities_at(f2=1.0), 0.0)
     restored.check_valid()
     assert restored.segments_since(0, 99).bodies[-1] == b"next"
-
-
-def test_with_another_exponent_all_segments_get_their_initial_priorities() -> None:
-    disk, buffer = Disk(), buffer_of(alpha=1.0)
-    disk.insert(buffer, b"a", priorities_at(f1=4.0)["priority"], 0.0)
-    update(buffer, (1, 1, 9.0))
-    disk.state = buffer.state(0.0)
-    restored = buffer_of(alpha=0.5)
-    assert disk.restore(restored, 0.0) == 0
-    assert (leaf(restored, 1), restored.max_priority) == (2.0, 9.0)
 
 
 def test_saved_priorities_that_contradict_their_segment_are_ignored() -> None:

@@ -61,7 +61,7 @@ def test_restart_after_a_kill_restores_every_segment_and_count(tmp_path: Path) -
         sequence, transitions, reason = record
         before.counters.ledger.refuse(RUN, sequence, 10 * sequence, transitions, reason)
         number = before.buffer.inserted_segments
-        before.journal._log.append(
+        before.journal.log.append(
             FIRST_REFUSAL + REFUSALS.index(reason), number, RUN, sequence, 10 * sequence, transitions
         )
     before.journal.on_welcome(78, 9)

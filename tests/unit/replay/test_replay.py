@@ -47,7 +47,7 @@ def test_segments_and_priorities_survive_a_kill(tmp_path: Path) -> None:
     before.journal.close()  # and no other: killed
     after = replay_in(tmp_path)
     assert [len(after.buffer.segments_since(0, 9).bodies), after.environment_steps, after.limiter.sampled] == [2, 20, 8]
-    assert after.buffer._tree.leaves[draw.indices] == pytest.approx(np.full(8, 5.0**0.6))
+    assert after.buffer.tree.leaves[draw.indices] == pytest.approx(np.full(8, 5.0**0.6))
     assert after.ledger.totals(())["stored"] == 2 * TRANSITIONS
     assert after.journal.replay_id == before.journal.replay_id
     after.journal.close()

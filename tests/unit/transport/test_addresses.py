@@ -6,7 +6,7 @@ import socket
 from ipaddress import IPv6Address
 
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from apex_jax.config.load import load
@@ -54,6 +54,7 @@ def test_reachable_address_needs_keys(host: str, stays: bool) -> None:
 NAMES = st.from_regex(r"[a-z0-9-]{1,20}(\.[a-z0-9-]{1,20})*", fullmatch=True)
 
 
+@settings(max_examples=30, deadline=None)
 @given(host=st.ip_addresses() | NAMES, port=st.integers(1, 65535))
 def test_host_and_port_of_any_valid_address_are_returned(host: object, port: int) -> None:
     text = f"[{host}]" if isinstance(host, IPv6Address) else host

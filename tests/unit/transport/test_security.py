@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
 import pytest
@@ -42,13 +41,6 @@ def test_a_host_needs_only_the_secret_of_its_role_and_the_publics_of_its_peers(
         with pytest.raises(UsageError, match=f"{name}: No such file or directory"):
             security_of(config_of(directory), role)
         (directory / "away").rename(directory / name)
-
-
-def test_a_public_key_of_another_secret_is_refused(directory: Path, tmp_path: Path) -> None:
-    keys.create(tmp_path / "other")
-    shutil.copy(tmp_path / "other" / "actor.public", directory)
-    with pytest.raises(UsageError, match=r"actor\.public: no key in it belongs to actor\.secret"):
-        security_of(config_of(directory), "actor")
 
 
 def test_all_of_several_public_keys_are_accepted_and_the_first_is_expected_of_servers(directory: Path) -> None:

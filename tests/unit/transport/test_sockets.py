@@ -82,7 +82,7 @@ def next_goodbye(router: zmq.Socket, dropped: Counter[str]) -> Goodbye:
 
 
 def is_served(router: zmq.Socket, opened: Opened) -> bool:
-    """Tells whether a peer's message arrives, past whatever strangers have left."""
+    """Returns whether the message of a new peer arrives."""
     with sockets.connect_experience(opened.context, address_of(router)) as peer:
         wait_until(lambda: sockets.send(peer, Goodbye(peer_id=77)))
         return next_goodbye(router, Counter()) == Goodbye(peer_id=77)

@@ -1,4 +1,4 @@
-"""The status page: what it says, to whom, and that nobody can harm it."""
+"""The status page answers with the report, to which hosts, and whatever it receives."""
 
 from __future__ import annotations
 

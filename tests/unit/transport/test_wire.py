@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import collections
 import math
-import pickle
-from collections.abc import Callable
 from typing import Any, get_type_hints
 
 import msgpack
@@ -265,22 +263,6 @@ def test_product_of_a_shape_cannot_overflow_nor_hide_a_negative_size(shape: list
 def test_axis_letter_has_one_size_in_a_message() -> None:
     header, indices, generations, priorities = with_item(UPDATE, 5, [1])
     assert reason_of([header, indices, generations[:4], priorities]) == "bad_shape"
-
-
-class Exploit:
-    """Pickles into a call: what would run if anything here were unpickled."""
-
-    def __reduce__(self) -> tuple[Callable[[str], None], tuple[str]]:
-        return pytest.fail, ("a stranger's pickle was loaded",)
-
-
-def test_pickled_payload_is_never_unpickled() -> None:
-    payload = pickle.dumps(Exploit())
-    with pytest.raises(pytest.fail.Exception):
-        pickle.loads(payload)
-    frames = frames_of(UPDATE)
-    for wrong in ([payload], [payload, *frames[1:]], [frames[0], *[payload] * 3]):
-        assert reason_of(wrong) in ("not_msgpack", "wrong_magic", "bad_shape")
 
 
 # Fuzz ------------------------------------------------------------------------------------------------------------

@@ -125,7 +125,7 @@ def test_segments_wait_while_the_learner_waits_for_batches(running: Running) -> 
     learner.send(credit(5, groups=1, segments=0))
     wait_until(lambda: running.server.sampling.is_in_arrears)
     actor.send(message_of(4))
-    assert actor.hears_nothing()
+    assert actor.receives_nothing()
     assert running.server.replay.buffer.inserted_segments == 3
     learner.send(credit(5, groups=0, segments=9))
     received: list[int] = []
