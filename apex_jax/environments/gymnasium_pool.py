@@ -16,7 +16,6 @@ from multiprocessing.util import Finalize
 from typing import Any, TypeAlias
 
 import numpy as np
-from gymnasium import logger
 
 from apex_jax.config import EnvironmentConfig
 from apex_jax.environments.gymnasium_processes import CLOSE_SECONDS, START_SECONDS, end_groups, fork_server, leader
@@ -42,7 +41,6 @@ class GymnasiumPool:
 
         `rendered`: environment 0 can be rendered.
         """
-        logger.min_level = logger.ERROR  # Gymnasium warns of bounds that lose precision in float32: they are never used
         self._frame_stack = environment.frame_stack
         self._groups = np.array_split(np.arange(len(seeds), dtype=np.int32), -(-len(seeds) // per_step))
         self._sent: deque[np.ndarray] = deque()
