@@ -1,6 +1,6 @@
 """The environments of a run: each `Step` states where episodes begin and how they end.
 
-EnvPool and Gymnasium's vector environments reset on the step *after* an episode's end: that step ignores its action and
+EnvPool and `GymnasiumPool` reset on the step *after* an episode's end: that step ignores its action and
 returns the first observation of the next episode. A `Step` marks it `first`; it is not a transition, and its reward is
 0 (EnvPool's tasks with continuous actions repeat the last reward there, or return uninitialised memory). Invalid
 actions would crash the process inside EnvPool, so `VectorEnvironment.send` checks them first.
@@ -95,8 +95,7 @@ class VectorEnvironment:
         environment = config.environment
         if environment.is_gymnasium:
             group = per_step or len(seeds)
-            described = describe(config)
-            self._pool: Any = GymnasiumPool(environment, described, seeds, max_episode_frames, group, rendered)
+            self._pool: Any = GymnasiumPool(environment, seeds, max_episode_frames, group, rendered)
         else:
             self._pool = make_pool(environment, seeds, max_episode_frames, threads, per_step, rendered)
         self._interface = environment_spec_of(config, spec)

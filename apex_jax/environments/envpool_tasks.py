@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import difflib
-import warnings
-from collections.abc import Iterator
 from typing import Any
 
 import envpool
 import envpool.registration
 import numpy as np
+from gymnasium import logger
 
 from apex_jax.config import Config, EnvironmentConfig
 from apex_jax.environments.observations import parts_of, size_of
@@ -18,6 +16,8 @@ from apex_jax.environments.task import Description, action_spec
 from apex_jax.host.errors import UsageError, first_line
 from apex_jax.host.machine import usable_cores
 from apex_jax.types import Part
+
+logger.min_level = logger.ERROR  # Gymnasium warns of bounds that lose precision in float32: they are never used
 
 
 def describe(config: Config) -> Description:
@@ -30,14 +30,12 @@ def describe(config: Config) -> Description:
         raise UsageError(
             f"environment.task={task}: EnvPool has no such task; did you mean {', '.join(near) or 'Pong-v5'}?"
         )
-    with _no_precision_warning():
-        try:
-            spec = envpool.make_spec(task, **_options(environment, environment.max_episode_frames))
-        except (ImportError, RuntimeError) as error:  # the game needs packages that are not installed
-            raise UsageError(
-                f"environment.task={task}: EnvPool cannot make it here ({first_line(error)}); choose another"
-            ) from None
-        observation, action = spec.gymnasium_observation_space, spec.gymnasium_action_space
+    try:
+        spec = envpool.make_spec(task, **_options(environment, environment.max_episode_frames))
+    except (ImportError, RuntimeError) as error:  # the game needs packages that are not installed
+        what = f"EnvPool cannot make it here ({first_line(error)})"
+        raise UsageError(f"environment.task={task}: {what}; choose another") from None
+    observation, action = spec.gymnasium_observation_space, spec.gymnasium_action_space
     if spec.config.max_num_players > 1:
         raise UsageError(f"environment.task={task}: a game for several players; choose a task for one")
     is_atari, is_pixels, actions = environment.is_atari, observation.dtype == np.uint8, action_spec(task, action)
@@ -67,18 +65,17 @@ def make_pool(
     rendered: bool,
 ) -> Any:
     """Returns a pool of EnvPool; arguments as of `VectorEnvironment`."""
-    with _no_precision_warning():
-        pool = envpool.make(
-            environment.task,
-            env_type="gymnasium",
-            num_envs=len(seeds),
-            batch_size=per_step or len(seeds),
-            num_threads=threads or min(len(seeds), usable_cores()),
-            seed=[int(seed) for seed in seeds],
-            **_options(environment, max_episode_frames),
-            **({"render_mode": "rgb_array"} if rendered else {}),
-        )
-        _ = pool.observation_space  # EnvPool builds it at its first use, which would delay `recv`
+    pool = envpool.make(
+        environment.task,
+        env_type="gymnasium",
+        num_envs=len(seeds),
+        batch_size=per_step or len(seeds),
+        num_threads=threads or min(len(seeds), usable_cores()),
+        seed=[int(seed) for seed in seeds],
+        **_options(environment, max_episode_frames),
+        **({"render_mode": "rgb_array"} if rendered else {}),
+    )
+    _ = pool.observation_space  # EnvPool builds it at its first use, which would delay `recv`
     return pool
 
 
@@ -103,11 +100,3 @@ def _options(environment: EnvironmentConfig, max_episode_frames: int) -> dict[st
         "use_fire_reset": environment.fire_reset,
         "repeat_action_probability": environment.repeat_action_probability,
     }
-
-
-@contextlib.contextmanager
-def _no_precision_warning() -> Iterator[None]:
-    """Silences gymnasium's warning that CartPole's bounds lose precision in float32: they are never used."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=".*precision lowered by casting")
-        yield

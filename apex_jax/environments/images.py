@@ -33,7 +33,7 @@ def image_spec(task: str, space: spaces.Space[Any], layout: str = "auto") -> Ima
 
 
 def reading(task: str, space: spaces.Space[Any], image: ImageSpec | None, size: int) -> str:
-    """Returns one line that says how observations are read; `size`: the number of elements of a vector."""
+    """Returns one line that describes how observations are read; `size`: the number of elements of a vector."""
     if image is None:
         return f"observations of {task}, {one_line(space)}, are read as vectors of {size:,} numbers ({KEY}=vector)"
     height, width, channels = (*image.frame_shape, 1)[:3]

@@ -23,7 +23,7 @@ class Description(NamedTuple):
     parts: tuple[Part, ...] | None  # of an observation that becomes a vector, in order; None: pixels
     frames_per_second: float | None = None  # Gymnasium: of its video; None if it cannot be rendered
     image: ImageSpec | None = None  # Gymnasium: how images become frames
-    reading: str = ""  # Gymnasium: one line that says how observations are read
+    reading: str = ""  # Gymnasium: one line that describes how observations are read
 
 
 def action_spec(task: str, space: Any) -> ActionSpec:

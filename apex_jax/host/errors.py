@@ -23,14 +23,14 @@ class UsageError(_Printable, ValueError):
 
 
 class RunError(_Printable, RuntimeError):
-    """An error that ends the run; the message says what happened, where, and what to do."""
+    """An error that ends the run; the message has the cause, the place and the fix."""
 
     exit_code = 1
     prefix = "error: "  # of the line that the user sees
 
 
 class FatalError(RunError):
-    """An error that a restart would repeat; its exit code tells the local supervisor not to restart."""
+    """An error that a restart would repeat; on its exit code, the local supervisor does not restart the role."""
 
     exit_code = 3
     prefix = "fatal: "

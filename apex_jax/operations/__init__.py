@@ -10,7 +10,7 @@ status_page      the status of a process
 status_command   `python main.py status`
 status_summary   its first lines
 role_watch       finds roles that are alive but make no progress, for the supervisor
-systemd          tells systemd that a role makes progress
+systemd          heartbeats for systemd while a role makes progress
 storage_copy     keeps the copy on object storage up to date
 storage_command  `python main.py storage`
 tasks_command    `python main.py tasks`

@@ -64,6 +64,6 @@ def _parser() -> Parser:
         epilog=f"example: {NAME} status tcp://127.0.0.1:8080",
         allow_abbrev=False,
     )
-    parser.add_argument("address", metavar="ADDRESS", help="what addresses.status says of that process")
+    parser.add_argument("address", metavar="ADDRESS", help="the addresses.status of that process")
     parser.add_argument("--json", action="store_true", help="print the report as it came")
     return parser

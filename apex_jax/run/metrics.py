@@ -75,7 +75,7 @@ TAGS: dict[str, str] = {
     "eval/frames": "emulator frames behind the evaluated weights; grows from one evaluation to the next",
     "replay/size_transitions": "transitions in the replay; grows to its capacity and stays",
     "replay/bytes": "memory of the compressed segments and their columns, bytes; stays once the replay is full",
-    "replay/samples_per_insert": "transitions drawn per transition stored; replay.samples_per_insert where that is set",
+    "replay/samples_per_insert": "transitions drawn per transition stored; replay.samples_per_insert if that is set",
     "replay/sample_age_seconds": "mean age of the drawn transitions, seconds; below the replay's turnover time",
     "replay/inserts_per_second": "transitions stored a second; follows the actors",
     "replay/samples_per_second": "transitions drawn a second; updates_per_second x batch_size",

@@ -105,7 +105,7 @@ class Storage:
             options = {"config_kwargs": TIMEOUTS, "use_listings_cache": False} if self._is_s3 else {}
             self._files, root = fsspec.core.url_to_fs(url, **options)
             if not self._is_s3 and "file" not in self._files.protocol:
-                raise ValueError("neither s3:// nor a folder: two copies at once could not be told apart")
+                raise ValueError("neither s3:// nor a folder: two pushes at once would overwrite each other")
         self._root = root.rstrip("/")
         self._uploaded: dict[State, Stored] = {}  # the files of this run that the copy has
 

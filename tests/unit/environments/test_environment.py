@@ -200,12 +200,12 @@ def test_reset_starts_new_episodes_also_in_mid_game(pong: VectorEnvironment) -> 
     pong.send(np.array([0, 0], np.int32), step.env_id)
 
 
-@pytest.mark.parametrize(("task", "staged"), [
+@pytest.mark.parametrize(("task", "has_simulator"), [
     ("WalkerWalk-v1", True), ("HalfCheetah-v4", True), ("myoElbowPose1D6MRandom-v0", False), ("Go1Getup-v1", False),
 ])  # fmt: skip
-def test_task_of_mujoco_has_no_screen_and_a_stage_if_its_simulator_is_known(task: str, staged: bool) -> None:
+def test_task_of_mujoco_is_rendered_only_by_its_reference_simulator(task: str, has_simulator: bool) -> None:
     assert not can_render(config(task))
-    assert has_reference_simulator(config(task)) == staged
+    assert has_reference_simulator(config(task)) == has_simulator
 
 
 def test_segment_of_vectors_that_no_message_can_hold_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

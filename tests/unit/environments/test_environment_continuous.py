@@ -30,7 +30,7 @@ def config_of(task: str) -> Config:
     ("InvertedPendulum-v4", [-3], [3]),
     ("Humanoid-v4", [-0.4] * 17, [0.4] * 17),
     ("QuadrupedWalk-v1", LEG[0] * 4, LEG[1] * 4),
-    ("LqrLqr62-v1", [-1, -1], [1, 1]),  # EnvPool says 1e10, which bounds nothing
+    ("LqrLqr62-v1", [-1, -1], [1, 1]),  # EnvPool has 1e10, which bounds nothing
 ])  # fmt: skip
 def test_actions_reach_envpool_scaled_to_the_bounds_of_each_dimension(
     task: str, low: list[float], high: list[float], recorders: list[Recorder]

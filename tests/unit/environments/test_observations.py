@@ -1,6 +1,6 @@
 """Observations of several parts become one vector: the parts that DM control has, in EnvPool's order, bit for bit.
 
-The tables are not EnvPool's: they are what `dm_control.suite` (1.0.38) and Gymnasium's pages say of each task.
+The tables are not EnvPool's: they are those of `dm_control.suite` (1.0.38) and of Gymnasium's pages.
 """
 
 from __future__ import annotations

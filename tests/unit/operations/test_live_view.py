@@ -16,7 +16,7 @@ ROLES = dict.fromkeys(("replay", "learner", "actor-0", "actor-1", "evaluator"), 
 
 
 class Terminal(io.StringIO):
-    """A stream that says it is a terminal."""
+    """A stream whose `isatty` is true."""
 
     def isatty(self) -> bool:
         return True

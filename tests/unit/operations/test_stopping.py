@@ -1,4 +1,4 @@
-"""Ctrl-C is acknowledged at once; a second one ends the run at once, and a line says what that loses."""
+"""Ctrl-C is acknowledged at once; a second one ends the run at once, and a line describes what is lost."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_single_learner_acknowledges_ctrl_c_too(programs: Programs, tmp_path: Pa
     assert program.stderr.endswith("stopped at once: all 2 updates are lost, since no checkpoint had been saved\n")
 
 
-@pytest.mark.parametrize(("updates", "is_saved", "saved", "said"), [
+@pytest.mark.parametrize(("updates", "is_saved", "saved", "text"), [
     (0, False, None, "no update had been made"),
     (900, False, None, "all 900 updates are lost, since no checkpoint had been saved"),
     (900, False, 1200, "the updates since the checkpoint at update 1,200 are lost"),
@@ -100,11 +100,11 @@ def test_single_learner_acknowledges_ctrl_c_too(programs: Programs, tmp_path: Pa
     (1500, True, 1500, "no update is lost, the checkpoint at update 1,500 is saved"),
 ])  # fmt: skip
 def test_losses_of_a_stop_without_saving_are_printed(
-    tmp_path: Path, updates: int, is_saved: bool, saved: int | None, said: str
+    tmp_path: Path, updates: int, is_saved: bool, saved: int | None, text: str
 ) -> None:
     if saved:
         for name in ("800", str(saved), ".saving-9000", "damaged-9000-1"):
             (tmp_path / "checkpoints" / name).mkdir(parents=True)
-    assert lost_updates(str(tmp_path), updates, is_saved) == f"stopped at once: {said}"
+    assert lost_updates(str(tmp_path), updates, is_saved) == f"stopped at once: {text}"
     assert "no transition" in lost_transitions(has_journal=True)
     assert "replay.journal=false" in lost_transitions(has_journal=False)
