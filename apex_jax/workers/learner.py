@@ -125,7 +125,7 @@ class Learner:
         self._check_finite("loss", np.stack(list(output.metrics.values())))  # and the other metrics
         if self.saver.on_update(now := time.monotonic()):
             self.counters.on_first_update(now)
-            record_config(self.role.config)  # what a reader of the run needs, now that it has made an update
+            record_config(self.role.config)  # not earlier: the settings of a run are those of its updates
             record_environment_spec(self.role.config.directory, environment_spec_of(self.role.config, self.spec))
         self.replay.update_priorities(item, output.priorities)
         self.replay.consumed(item)  # here, so that both messages are sent, and wake the server, together
