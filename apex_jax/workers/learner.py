@@ -76,21 +76,18 @@ class Learner:
     def learn(self) -> str | None:
         """Learns; returns the limit that was reached, or None if the process was stopped first."""
         stop, reason = self.role.stop, None
-        while not stop.is_set() and (reason := self._limit_reached()) is None:
+        while not stop.is_set() and (reason := self.counters.limit_reached(self.weights.best_return)) is None:
             stop.beat()
             item = self._draw()
-            if item is not None:
-                if isinstance(item.content, Segments):
-                    self._insert(item, item.content)
-                else:
-                    self._update(item, item.content)
+            if item is not None and isinstance(segments := item.content, Segments):
+                self.stores.insert(segments.slots, segments.frames, segments.columns)
+                self.replay.consumed(item)
+            elif item is not None and isinstance(item.content, Batches):
+                self._update(item, item.content)
             if self.in_flight and (item is None or len(self.in_flight) >= CALLS_IN_FLIGHT):
                 self._send_priorities()
             self._publish_and_save_when_due()
         return reason
-
-    def _limit_reached(self) -> str | None:
-        return self.counters.limit_reached(self.weights.best_return)
 
     def _draw(self) -> Merged | None:
         """Returns the next segments or batches of the replay servers. Waits for them only if no call is in flight."""
@@ -99,10 +96,6 @@ class Learner:
         if is_idle:
             self.metrics.waited_seconds += time.monotonic() - started
         return item
-
-    def _insert(self, item: Merged, segments: Segments) -> None:
-        self.stores.insert(segments.slots, segments.frames, segments.columns)
-        self.replay.consumed(item)
 
     def _update(self, item: Merged, batches: Batches) -> None:
         """Dispatches an update call to the device."""

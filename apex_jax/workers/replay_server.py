@@ -140,7 +140,7 @@ class ReplayServer:
     def _drain(self, reason: str, stop: StopSignal) -> None:
         _log.info("the run is over: %s", printable(reason))
         until = time.monotonic() + LEAVING_SECONDS
-        while self._has_peers() and time.monotonic() < until and not stop.is_set():
+        while (self.experience.actors or self.sampling.learner) and time.monotonic() < until and not stop.is_set():
             stop.beat()
             self.experience.finish(reason)  # repeated for actors whose queue was full or that have just joined
             self._experience_socket.poll(POLL_MILLISECONDS)
@@ -152,9 +152,6 @@ class ReplayServer:
     def _run_steps(self) -> int:
         """Environment steps of the run: the learner's count, or this server's own if that is larger."""
         return max(self.sampling.run_steps, self.replay.environment_steps)
-
-    def _has_peers(self) -> bool:
-        return bool(self.experience.actors) or self.sampling.learner is not None
 
     def _write_metrics(self) -> None:
         experience, sampling = self.experience, self.sampling
