@@ -85,7 +85,7 @@ class Learner:
             elif item is not None and isinstance(item.content, Batches):
                 self._update(item, item.content)
             if self.in_flight and (item is None or len(self.in_flight) >= CALLS_IN_FLIGHT):
-                self._send_priorities()
+                self.send_priorities()
             self._publish_and_save_when_due()
         return reason
 
@@ -111,7 +111,7 @@ class Learner:
             self.counters.count_steps(part.item.content.replay_id, part.item.content.environment_steps)
         self.replay.count_steps(self.counters.environment_steps)
 
-    def _send_priorities(self) -> None:
+    def send_priorities(self) -> None:
         """Waits for the oldest call in flight and sends its priorities."""
         item, output = self.in_flight.popleft()
         output = jax.tree.map(np.asarray, output)
@@ -144,7 +144,7 @@ class Learner:
     def settle(self) -> None:
         """Waits for all calls in flight. Raises DivergenceError if the params are not finite."""
         while self.in_flight:
-            self._send_priorities()
+            self.send_priorities()
         for leaf in jax.tree.leaves(self.algorithm.acting_params(self.state)):
             self._check_finite("network", np.asarray(leaf))
 

@@ -113,7 +113,7 @@ def test_settings_are_recorded_at_the_first_start_and_later_once_an_update_was_m
     def learn(learner: Learner) -> str:
         for _ in range(2):
             learner.in_flight.append((mock.MagicMock(content=batches), output))
-            learner._send_priorities()
+            learner.send_priorities()
         return "9 updates"
 
     batches = mock.MagicMock(spec=Batches)
