@@ -60,7 +60,7 @@ def has_gpu(config: Config) -> bool:
 
 
 def actor_processes(cores: int, has_gpu: bool, servers: int) -> tuple[int, str]:
-    """Returns how many actor processes suit a machine and this number of replay servers, and the line that says so.
+    """Returns how many actor processes suit a machine and this number of replay servers, and a line for the user.
 
     Without a GPU the policy and EnvPool of one actor use all cores.
     """
@@ -142,7 +142,7 @@ def accelerator_name(devices: int) -> str | None:
 
 
 def device_memory_bytes(devices: int = 1) -> int:
-    """Returns the memory of each of the learner's devices; of a CPU's, its part of what this process may use."""
+    """Returns the memory of each of the learner's devices; CPU devices share the memory that this process may use."""
     import jax  # not at the top: the device is chosen before JAX is imported
 
     stats = jax.devices()[0].memory_stats() or {}

@@ -33,7 +33,7 @@ from apex_jax.run.environment_spec import of_record, read_environment_spec
 from apex_jax.transport.params_codec import architecture_of, decode_weights
 from apex_jax.types import EnvironmentSpec, ImageSpec, Part
 
-Observation: TypeAlias = Any  # what the environment returns: a number, an array, or a mapping or tuple of them
+Observation: TypeAlias = Any  # of the environment: a number, an array, or a mapping or tuple of them
 
 
 def load_policy(

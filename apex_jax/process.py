@@ -70,7 +70,7 @@ class StopSignal:
         return self._event.wait(seconds) or self.is_set()
 
     def beat(self) -> None:
-        """Records that the worker makes progress. Its loop calls this in each iteration; the status page checks it."""
+        """Records progress, which the status page checks. The worker calls this in each iteration of its loop."""
         self._beat_seconds = time.monotonic()
 
     @property

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from apex_jax.config.load import CONFIG_NAME, SETTINGS, load_as_written
+from apex_jax.config.load import CONFIG_NAME, SETTINGS, load_run
 from apex_jax.plotting.packed_runs import ENDING
 from apex_jax.run.metric_files import read_metrics
 from apex_jax.run.provenance import CHANGES_NAME, FILE_NAME, read_records, value_of
@@ -63,7 +63,7 @@ def packed_line(run: Path) -> str:
     """Returns the packed line of a run; exits if the directory holds no run."""
     settings = {}
     if (run / CONFIG_NAME).is_file():
-        config = load_as_written(run / CONFIG_NAME)
+        config = load_run(run)
         settings = {name: value_of(config, name) for name in SETTINGS}
     starts, changes = (read_records(run / name) for name in (FILE_NAME, CHANGES_NAME))
     packed = {"name": run.name, "config": settings, "starts": starts, "changes": changes}

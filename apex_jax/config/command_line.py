@@ -39,7 +39,7 @@ class Command(NamedTuple):
     """The parsed command line."""
 
     role: str  # one of ROLES
-    name: str  # of this process: its role (replay-1: the second server), or what a supervisor gives it, such as actor-1
+    name: str  # of this process: its role (replay-1: the second server), or one from the supervisor, such as actor-1
     config: Config
     action: Literal["run", "print_config"]
     seeds: tuple[int, ...] = ()  # to train with one after the other; `config` has the first; empty = only that of it

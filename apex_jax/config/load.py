@@ -122,22 +122,17 @@ def load(path: Path | str | None, overrides: Sequence[str] = (), group: str = ""
 
 
 def load_with(path: Path | str | None, given: Mapping[str, Any]) -> Config:
-    """Returns the same as `load`, with overrides that were parsed before, by key."""
+    """Returns the checked Config of a YAML file, overridden by values that were parsed before, by key."""
     config = _config_of(({} if path is None else _read(Path(path))) | dict(given))
     check(config)
     return config
 
 
-def load_as_written(path: Path | str) -> Config:
-    """Returns the Config of a file, unchecked by the rules between keys, which an earlier run may break."""
-    return _config_of(_read(Path(path)))
-
-
 def load_run(directory: str | os.PathLike[str], keys: tuple[str, ...] = ("",)) -> Config:
-    """Returns the configuration of a run directory, which somebody else may have made; unchecked as `load_as_written`.
+    """Returns the configuration of a run directory, which somebody else may have made.
 
-    `keys`: beginnings of the names of the keys that are taken from its file. Raises UsageError; also if the file is a
-    link or a FIFO.
+    The rules between keys are not checked, since the run may be older than a rule. `keys`: prefixes of the names of the
+    keys to read. Raises UsageError; also if the file is a link or a FIFO.
     """
     return _config_of(_values_of_run(directory, keys))
 
@@ -330,7 +325,7 @@ def _fix(kind: Any, value: Any) -> str:
 
 
 def _is_quoted(value: Any) -> bool:
-    """Returns whether a value is text only because of its quotes."""
+    """Returns whether a text would be a number, a list or another value without its quotes."""
     try:
         return isinstance(value, str) and not isinstance(_value(value), str | None)
     except Exception:  # as in _read
@@ -375,7 +370,7 @@ def _parse_text(setting: Setting, value: Any) -> str:
 
 
 def _parse_object(value: Any) -> JsonObject:
-    """Returns a mapping as text without blanks, which a compatibility key can hold; takes that text, too."""
+    """Returns a mapping, or its JSON text, as JSON text without blanks, which a compatibility key can contain."""
     with contextlib.suppress(ValueError):
         value = json.loads(value) if isinstance(value, str) else value
     if not isinstance(value, dict) or not all(isinstance(name, str) for name in value):

@@ -87,7 +87,10 @@ class Actor:
         return self.in_use
 
     def _hand_over(self, step: Step, segments: list[Segment], episodes: list[Episode], exploration: np.ndarray) -> None:
-        """Gives the replay client what a step has completed; waits until it has room, or the actor must leave."""
+        """Gives the replay client the segments and episodes that a step has completed.
+
+        Waits until the client has room for them, or until the actor must leave.
+        """
         client, transitions = self.replay.client, int(np.count_nonzero(~step.first))
         assert client is not None  # `join` has waited for its welcome
         self.steps += transitions

@@ -1,4 +1,4 @@
-"""An evaluation: full games of one policy, all in parallel, and what is stored of them."""
+"""An evaluation: full games of one policy, all in parallel, and the record of their returns."""
 
 from __future__ import annotations
 

@@ -137,14 +137,14 @@ def next_weights(client: WeightsClient, last: Weights | None, pause_seconds: flo
         if newest is not None and is_due:
             if last is None or newest.updates != last.updates:
                 return newest
-            seen = newest  # of a restarted learner, which publishes what it has restored
+            seen = newest  # a restarted learner publishes the weights of its checkpoint, which may be evaluated already
         stop.wait(0.1)
     return None
 
 
 def is_cancelled(stop: StopSignal, client: WeightsClient, weights: Weights) -> bool:
     """Returns whether to stop, or the run has ended, so that these weights are not its final ones."""
-    if stop.is_set() or weights.final:  # with the final weights, it no longer matters what becomes of the link
+    if stop.is_set() or weights.final:  # the final weights are evaluated even if the link is lost
         return stop.is_set()
     newest = client.newest
     return stop.run_is_over or (newest is not None and newest.final)

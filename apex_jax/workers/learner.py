@@ -87,7 +87,7 @@ class Learner:
             else:
                 self._update(item, item.content)
         if self.in_flight and (item is None or len(self.in_flight) >= CALLS_IN_FLIGHT):
-            self._send_priorities()
+            self.send_priorities()
         self._publish_and_save_when_due()
 
     def limit_reached(self) -> str | None:
@@ -120,14 +120,14 @@ class Learner:
             self.counters.count_steps(part.item.content.replay_id, part.item.content.environment_steps)
         self.replay.count_steps(self.counters.environment_steps)
 
-    def _send_priorities(self) -> None:
+    def send_priorities(self) -> None:
         """Waits for the oldest call in flight and sends its priorities."""
         item, output = self.in_flight.popleft()
         output = jax.tree.map(np.asarray, output)
         self._check_finite("loss", np.stack(list(output.metrics.values())))  # and the other metrics
         if self.saver.on_update(now := time.monotonic()):
             self.counters.on_first_update(now)
-            record_config(self.role.config)  # what a reader of the run needs, now that it has made an update
+            record_config(self.role.config)  # not earlier: the settings of a run are those of its updates
             record_environment_spec(self.role.config.directory, environment_spec_of(self.role.config, self.spec))
         self.replay.update_priorities(item, output.priorities)
         self.replay.consumed(item)  # here, so that both messages are sent, and wake the server, together
@@ -159,7 +159,7 @@ class Learner:
     def finish_calls(self) -> None:
         """Waits for all calls in flight, and sends their priorities."""
         while self.in_flight:
-            self._send_priorities()
+            self.send_priorities()
 
     def _check_finite(self, what: str, values: np.ndarray) -> None:
         config = self.role.config

@@ -54,7 +54,7 @@ class LocalRun:
     """The processes of one run on this machine."""
 
     def __init__(self, config: Config, addresses: AddressConfig, stop: StopSignal, page: RunPage):
-        """`config`: with an existing run directory; `addresses`: unique to this run; `page`: is told the progress.
+        """`config`: with an existing run directory; `addresses`: unique to this run; `page`: receives the progress.
 
         A role's status address is that of `addresses`, with the role's name appended.
         """
@@ -98,7 +98,7 @@ class LocalRun:
         finally:
             if self._stop.signal_number:
                 acknowledge(STOPPING if self._over_seconds is None else STOPPING_AFTER_THE_END)
-            self._end_processes()  # within SAME_REQUEST_SECONDS of a signal that the roles got, too
+            self._end_processes()  # within SAME_REQUEST_SECONDS of a signal that the roles received, too
             self._watch.close()
         draw_curves(self._directory, self._config.environment.task)
         is_simulated = has_reference_simulator(self._config)
@@ -173,8 +173,9 @@ class LocalRun:
                 role.state = "running"
             if code is None and not role.fault:
                 role.fault, role.fault_seconds = self._watch.fault(role.name)
-                if role.fault:
-                    self._kill(role)
+                if role.fault and role.process is not None:
+                    self._watch.ended(role.name)
+                    role.process.kill()  # restarted as after a crash
             if code == 0:
                 role.state = "done"  # it ended because the run is over
                 self._watch.ended(role.name)
@@ -185,12 +186,6 @@ class LocalRun:
                 self._schedule_restart(role, code, now)
             elif now >= role.restart_at:
                 self._restart(role)
-
-    def _kill(self, role: RoleProcess) -> None:
-        """Kills a stuck role, which is then restarted as after a crash."""
-        assert role.process is not None
-        self._watch.ended(role.name)
-        role.process.kill()
 
     def _restart(self, role: RoleProcess) -> None:
         """Restarts a role. With a learner that failed while ending the run, also restarts the roles that have ended."""
@@ -237,7 +232,7 @@ class LocalRun:
         self._end_processes_of_environments(self._roles)
 
     def _end_processes_of_environments(self, roles: list[RoleProcess]) -> None:
-        """Kills what environments in a role's own process have started; it would hold the role's locks."""
+        """Kills the processes that environments in a role's own process have started; they would hold its locks."""
         has_them = self._config.environment.is_gymnasium and not self._config.environment.own_processes
         for process in [role.process for role in roles if has_them and role.process is not None]:
             with contextlib.suppress(ProcessLookupError, PermissionError):

@@ -46,7 +46,7 @@ class ReplayServer:
         self._monitors = {link: ServerMonitor() for link in ("experience", "sampling")}
         with contextlib.ExitStack() as opened:
             opened.callback(self.replay.journal.close)
-            self._experience_socket = opened.enter_context(
+            self.experience_socket = opened.enter_context(
                 sockets.serve_experience(
                     role.sockets,
                     config.addresses.of_server("experience", index),
@@ -55,7 +55,7 @@ class ReplayServer:
                 )
             )
             opened.callback(self._monitors["experience"].close)
-            self._sampling_socket = opened.enter_context(
+            self.sampling_socket = opened.enter_context(
                 sockets.serve_sampling(
                     role.sockets,
                     config.addresses.of_server("sampling", index),
@@ -64,8 +64,8 @@ class ReplayServer:
                 )
             )
             opened.callback(self._monitors["sampling"].close)
-            self.experience = ExperienceServer(self._experience_socket, config, spec, self.replay, run)
-            self.sampling = SamplingServer(self._sampling_socket, config, self.replay, new_peer_id(), run)
+            self.experience = ExperienceServer(self.experience_socket, config, spec, self.replay, run)
+            self.sampling = SamplingServer(self.sampling_socket, config, self.replay, new_peer_id(), run)
             run.adopt(self.replay.restore(time.monotonic()), f"the replay in {config.directory}/replay")
             self._opened = opened.pop_all()
         self._metrics = ReplayMetrics(self.replay, config.environment.frame_skip)
@@ -74,8 +74,8 @@ class ReplayServer:
         """Serves until the process is stopped or the run is over."""
         stop = self._role.stop
         poller = zmq.Poller()
-        poller.register(self._experience_socket, zmq.POLLIN)
-        poller.register(self._sampling_socket, zmq.POLLIN)
+        poller.register(self.experience_socket, zmq.POLLIN)
+        poller.register(self.sampling_socket, zmq.POLLIN)
         next_check = next_metrics = 0.0
         while not stop.is_set() and self.sampling.finished is None:
             stop.beat()
@@ -90,7 +90,7 @@ class ReplayServer:
                 self.replay.snapshot_if_due(now)
                 next_check = now + 1.0
             if now >= next_metrics:
-                self._write_metrics()
+                self.write_metrics()
                 next_metrics = now + self._role.config.metrics_interval_seconds
         self._finish(stop)
 
@@ -132,19 +132,19 @@ class ReplayServer:
 
     def _finish(self, stop: StopSignal) -> None:
         """Writes the last metrics and snapshot; if the run is over, drains the peers first."""
-        self._write_metrics()
+        self.write_metrics()
         if self.sampling.finished is not None:
             self._drain(self.sampling.finished, stop)
-            self._write_metrics()
+            self.write_metrics()
         self.replay.finish(time.monotonic())
 
     def _drain(self, reason: str, stop: StopSignal) -> None:
         _log.info("the run is over: %s", printable(reason))
         until = time.monotonic() + LEAVING_SECONDS
-        while self._has_peers() and time.monotonic() < until and not stop.is_set():
+        while (self.experience.actors or self.sampling.learner) and time.monotonic() < until and not stop.is_set():
             stop.beat()
             self.experience.finish(reason)  # repeated for actors whose queue was full or that have just joined
-            self._experience_socket.poll(POLL_MILLISECONDS)
+            self.experience_socket.poll(POLL_MILLISECONDS)
             self.experience.read(time.monotonic())
             self.sampling.read(time.monotonic())  # the learner repeats its Finish until it is answered
         self.experience.store(time.monotonic())
@@ -154,10 +154,8 @@ class ReplayServer:
         """Environment steps of the run: the learner's count, or this server's own if that is larger."""
         return max(self.sampling.run_steps, self.replay.environment_steps)
 
-    def _has_peers(self) -> bool:
-        return bool(self.experience.actors) or self.sampling.learner is not None
-
-    def _write_metrics(self) -> None:
+    def write_metrics(self) -> None:
+        """Writes the metrics of both links and of the replay."""
         experience, sampling = self.experience, self.sampling
         values = self._metrics.take(experience.episodes, self.ledger(), len(experience.actors))
         experience.episodes = EpisodeMeans(experience.episodes.bands)

@@ -1,4 +1,4 @@
-"""One role of a local run and its process: started, asked to finish, and what its log says of its end."""
+"""The process of one role of a local run: its start, its restarts, and the error at the end of its log."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LOG_TAIL_LINES = 8
 
 @dataclass
 class RoleProcess:
-    """One role of the run and its process."""
+    """One role of the run, its process, and the counters of its restarts."""
 
     role: str
     name: str

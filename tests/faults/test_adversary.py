@@ -52,7 +52,7 @@ def test_fault_26_largest_step_counts_of_a_learner_and_an_actor_overflow_no_coun
     actor = served.actor(1)
     actor.send(segment(1, 1, produced=MAX_COUNT))
     stores_for(served, actor, 1, 2)
-    served.server._write_metrics()
+    served.server.write_metrics()
     assert read_metrics(tmp_path / "metrics" / "replay.jsonl")[-1]["replay/actors"] == 1
 
 
@@ -111,7 +111,7 @@ def test_fault_26_endless_credit_does_not_cause_endless_work(served: Served) -> 
     learner = served.learner()
     for _ in range(100):
         learner.send(credit(5, groups=2**13, segments=2**20))
-    served.until(lambda: not served.server._sampling_socket.poll(10))
+    served.until(lambda: not served.server.sampling_socket.poll(10))
     peer = served.server.sampling.learner
     assert peer is not None
     assert SEGMENTS_WINDOW <= peer.segments_credit <= 2**13
@@ -168,7 +168,7 @@ def test_fault_26_extreme_statistics_do_not_break_a_line_of_metrics(served: Serv
     )
     actor.send(*(sound._replace(episode_steps=np.array([steps], np.int32)) for steps in (-1, -(2**31))))
     stores_for(served, actor, 1, 1)
-    served.server._write_metrics()
+    served.server.write_metrics()
     [line] = read_metrics(tmp_path / "metrics" / "replay.jsonl")
     assert line["replay/dropped_bad_statistics"] == 4 + 4 + 2 + 2 + 2
     assert np.isfinite(line["charts/episodic_return"])

@@ -74,7 +74,7 @@ def test_fault_39_work_per_statistics_message_does_not_grow_with_its_games(serve
 
     def calls_for(number: int) -> int:
         actor.send(statistics(1, number))
-        served.server._experience_socket.poll(10_000)
+        served.server.experience_socket.poll(10_000)
         before = episodes.length.count
         calls = calls_of(served.serve)
         assert episodes.length.count == before + number
@@ -99,8 +99,8 @@ def test_fault_39_backlog_of_slow_messages_does_not_starve_the_learner(
     learner.receive(StreamedSegments)
     learner.receive(IndexBatches)
     monkeypatch.setattr(sockets, "READING_TURN_SECONDS", 0.0, raising=False)  # one message takes a whole turn
-    experience, sampling = served.server._experience_socket, served.server._sampling_socket
-    serve, learner._meanwhile = learner._meanwhile, lambda: None
+    experience, sampling = served.server.experience_socket, served.server.sampling_socket
+    serve, learner.meanwhile = learner.meanwhile, lambda: None
     for _ in range(20):
         actor.socket.send_multipart(wire.encode(statistics(1, 1)))
     learner.send(credit(5, groups=1, segments=10))
@@ -237,7 +237,7 @@ def test_fault_39_segments_without_pixels_are_excluded_after_the_learners_report
     assert (served.server.replay.buffer.sample([4], 0.0).indices // SPEC.slots == 1).all()
     hello = LearnerHello(5, served.config.compatibility_key, 0, batches_at_once=1, batch_size=4)
     address, capacity = served.config.addresses.sampling[0], served.server.replay.buffer.capacity_segments
-    stream = AskingClient(served._context, address, SPEC, hello, capacity, groups=1)
+    stream = AskingClient(served.context, address, SPEC, hello, capacity, groups=1)
     try:
         shares = [damaged_share(served, stream) for _ in range(10)]
     finally:

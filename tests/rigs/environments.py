@@ -52,11 +52,11 @@ class Corridor(gymnasium.Env[Any, Any]):
 
 
 class Raises(Corridor):
-    """Raises in its constructor, at its first reset, or at a step; `once`: a file that exists after the first time."""
+    """Raises in its constructor, at its first reset, or at a step."""
 
-    def __init__(self, at: str = "step", step: int = 1000, once: str = ""):
+    def __init__(self, at: str = "step", step: int = 1000):
         super().__init__()
-        self.at, self.last, self.once = at, step, once
+        self.at, self.last = at, step
         self.fail("made")
 
     def reset(self, **arguments: Any) -> tuple[Any, dict[str, Any]]:
@@ -70,11 +70,8 @@ class Raises(Corridor):
 
     def fail(self, at: str) -> None:
         """Raises the error."""
-        if at != self.at or (self.once and Path(self.once).exists()):
-            return
-        if self.once:
-            Path(self.once).touch()
-        raise ValueError(f"the {at} failed\nas told")
+        if at == self.at:
+            raise ValueError(f"the {at} failed\nas told")
 
 
 class Hangs(Corridor):

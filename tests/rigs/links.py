@@ -116,14 +116,14 @@ class Peer:
 
     def __init__(self, end: zmq.Socket, meanwhile: Callable[[], Any]) -> None:
         self.socket = end
-        self._meanwhile = meanwhile
+        self.meanwhile = meanwhile
 
     def send(self, *messages: Any) -> None:
         for message in messages:
-            wait_until(partial(sockets.send, self.socket, message), self._meanwhile)
+            wait_until(partial(sockets.send, self.socket, message), self.meanwhile)
 
     def send_frames(self, *frames: bytes) -> None:
-        wait_until(lambda: self.socket.poll(0, zmq.POLLOUT), self._meanwhile)
+        wait_until(lambda: self.socket.poll(0, zmq.POLLOUT), self.meanwhile)
         self.socket.send_multipart(frames)
 
     def receive(self, kind: type[Kind]) -> Kind:
@@ -135,14 +135,14 @@ class Peer:
             received.extend([message] if message is not None else [])
             return bool(received)
 
-        wait_until(arrived, self._meanwhile)
+        wait_until(arrived, self.meanwhile)
         assert isinstance(received[0], kind), received[0]
         return received[0]
 
     def receives_nothing(self) -> bool:
         """Returns whether no message arrives after everything in flight has been served."""
         for _ in range(5):
-            self._meanwhile()
+            self.meanwhile()
             if self.socket.poll(10):
                 return False
         return True

@@ -58,7 +58,6 @@ class Conditions:
 
     latency_seconds: float = 0.0  # one way
     bytes_per_second: float = float("inf")  # each way of each connection
-    slow_close_seconds: float = 0.0  # from the end of one side to the end of the other
     stopped: set[Direction] = field(default_factory=set)  # nothing passes this way
 
 
@@ -152,9 +151,7 @@ class Proxy:
             up = self._pump(connection, "up", reader, connection.server)
             down = self._pump(connection, "down", server_reader, client)
             await self._first_of(up, down)
-            if self.conditions.slow_close_seconds:
-                await asyncio.sleep(self.conditions.slow_close_seconds)
-        except OSError:  # reset by one side: the other side gets a reset, too
+        except OSError:  # reset by one side: the other is told in the same way
             pass
         except asyncio.CancelledError:  # the proxy is closed
             pass

@@ -25,7 +25,7 @@ class Served:
 
     def __init__(self, config: Config) -> None:
         self.config = config
-        self._context, self._server_context = zmq.Context(), zmq.Context()
+        self.context, self._server_context = zmq.Context(), zmq.Context()
         self.server = ReplayServer(RoleContext(config, self._server_context, "replay"), SPEC)
         self.now_seconds = 0.0
         self.peers: list[Peer] = []
@@ -36,7 +36,7 @@ class Served:
 
     def peer(self, link: str) -> Peer:
         connect = sockets.connect_experience if link == "experience" else sockets.connect_sampling
-        self.peers.append(Peer(connect(self._context, self.config.addresses.of_link(link)[0]), self.serve))
+        self.peers.append(Peer(connect(self.context, self.config.addresses.of_link(link)[0]), self.serve))
         return self.peers[-1]
 
     def actor(self, peer_id: int, num_environments: int = 4, acknowledged: int = 0) -> Peer:
@@ -63,7 +63,7 @@ class Served:
     def close(self) -> None:
         for peer in self.peers:
             peer.socket.close(linger=0)
-        self._context.term()
+        self.context.term()
         self._end_server()
 
     def _end_server(self) -> None:

@@ -136,7 +136,7 @@ class Oracle:
         replay.sample = partial(self._sample, process, replay.sample)
         membership.choose = partial(self._choose, process, membership.choose)
         server.experience._join = partial(self._join, self.books[process.index], server.experience._join)
-        socket = server._sampling_socket
+        socket = server.sampling_socket
         socket.send_multipart = partial(self._send, self.books[process.index], socket.send_multipart)
 
     def _limits(self, process: Any) -> tuple[float, int, float]:

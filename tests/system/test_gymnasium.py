@@ -54,18 +54,6 @@ def test_environment_of_a_user_is_trained_filmed_and_played(programs: Programs, 
 
 @pytest.mark.long
 @pytest.mark.timeout(400)
-def test_actor_whose_environment_failed_is_started_again(programs: Programs, tmp_path: Path) -> None:
-    run, once = tmp_path / "run", tmp_path / "failed"
-    with programs:
-        program = train(programs, run, "Raises", f"environment.settings={{step: 30, once: {once}}}")
-        assert program.exit_code(SECONDS) == 0, program.stderr
-    assert once.exists()
-    assert "ended with exit code 1: starting it again" in program.stderr
-    assert ERROR.search((run / "logs" / "actor-0.log").read_text())
-
-
-@pytest.mark.long
-@pytest.mark.timeout(400)
 @pytest.mark.parametrize("at", ["step", "made"])
 def test_environment_that_always_fails_ends_the_run_with_one_line_and_a_traceback_in_the_log(
     at: str, programs: Programs, tmp_path: Path

@@ -259,64 +259,34 @@ def test_a_full_disk_or_a_cut_cache_file_costs_only_the_time_to_compile(
     assert (result.stdout, result.returncode) == ("[[2.0, 2.0], [2.0, 2.0]]\n", 0), result.stderr
 
 
-@pytest.fixture
-def groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A machine of 8 cores; returns the folder in which its control groups are mounted."""
+V1_GROUPS = "4:memory:/docker\n2:cpu,cpuacct:/docker\n1:name=systemd:/\n0::/"
+HALF_GIB = 2**29
+
+
+@pytest.mark.parametrize(("files", "cores", "memory"), [
+    ({}, 8, None),
+    *(({"cgroup": "0::/slurm/job", "slurm/job/cpu.max": quota}, cores, None) for quota, cores in (
+        ("max 100000", 8), ("200000 100000", 2), ("150000 100000", 2), ("50000 100000", 1), ("3200000 100000", 8))),
+    ({"cgroup": "0::/slurm/job", "slurm/job/cpu.max": "max 100000", "slurm/cpu.max": "300000 100000"}, 3, None),
+    # a container sees its own group as the root, and the path of the host, which is not mounted there
+    ({"cgroup": "0::/docker/0123", "cpu.max": "200000 100000", "memory.max": str(HALF_GIB)}, 2, HALF_GIB),
+    *(({"cgroup": V1_GROUPS, "cpu/docker/cpu.cfs_quota_us": quota, "cpu/docker/cpu.cfs_period_us": "100000"},
+       cores, None) for quota, cores in (("-1", 8), ("250000", 3))),
+    ({"cgroup": V1_GROUPS, "memory/docker/memory.limit_in_bytes": str(HALF_GIB),
+      "memory/memory.limit_in_bytes": str(2**63 - 4096)}, 8, HALF_GIB),
+    *(({"cgroup": "0::/slurm/job", "slurm/job/memory.max": limit}, 8, memory) for limit, memory in (
+        ("max", None), (str(HALF_GIB), HALF_GIB), (str(2**60), None))),
+    *(({"cgroup": text, "cpu.max": text, "memory.max": text}, 8, None) for text in (
+        "", "garbage", "x y", "0::/a\n:::\n9")),
+])  # fmt: skip
+def test_usable_cores_and_memory_are_those_of_the_machine_or_of_its_control_groups_if_these_are_less(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: dict[str, str], cores: int, memory: int | None
+) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)))
     monkeypatch.setattr(machine, "GROUPS", tmp_path)
     monkeypatch.setattr(machine, "OWN_GROUP", tmp_path / "cgroup")
-    return tmp_path
-
-
-def write(path: Path, text: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text + "\n")
-
-
-def test_without_control_groups_every_core_and_all_memory_is_usable(groups: Path) -> None:
-    assert machine.usable_cores() == 8
-    assert machine.usable_memory_bytes() == os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-
-
-@pytest.mark.parametrize(
-    ("quota", "cores"),
-    [("max 100000", 8), ("200000 100000", 2), ("150000 100000", 2), ("50000 100000", 1), ("3200000 100000", 8)],
-)
-def test_cores_are_those_of_the_quota_rounded_up(groups: Path, quota: str, cores: int) -> None:
-    write(groups / "cgroup", "0::/slurm/job")
-    write(groups / "slurm" / "job" / "cpu.max", quota)
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(f"{text}\n")
     assert machine.usable_cores() == cores
-
-
-def test_quota_of_a_group_above_applies_too(groups: Path) -> None:
-    write(groups / "cgroup", "0::/slurm/job")
-    write(groups / "slurm" / "job" / "cpu.max", "max 100000")
-    write(groups / "slurm" / "cpu.max", "300000 100000")
-    assert machine.usable_cores() == 3
-
-
-def test_container_that_sees_its_own_group_as_the_root_is_limited(groups: Path) -> None:
-    write(groups / "cgroup", "0::/docker/0123")  # the host's path: not mounted in the container
-    write(groups / "cpu.max", "200000 100000")
-    write(groups / "memory.max", str(2**29))
-    assert machine.usable_cores() == 2
-    assert machine.usable_memory_bytes() == 2**29
-
-
-@pytest.mark.parametrize(("limit", "is_lower"), [("max", False), (str(2**29), True), (str(2**60), False)])
-def test_memory_is_that_of_the_machine_or_of_the_container_if_that_is_less(
-    groups: Path, limit: str, is_lower: bool
-) -> None:
-    of_machine = machine.usable_memory_bytes()
-    write(groups / "cgroup", "0::/slurm/job")
-    write(groups / "slurm" / "job" / "memory.max", limit)
-    assert machine.usable_memory_bytes() == (2**29 if is_lower else of_machine)
-
-
-@pytest.mark.parametrize("text", ["", "garbage", "x y", "0::/a\n:::\n9"])
-def test_unreadable_limits_limit_nothing(groups: Path, text: str) -> None:
-    write(groups / "cgroup", text)
-    write(groups / "cpu.max", text)
-    write(groups / "memory.max", text)
-    assert machine.usable_cores() == 8
-    assert machine.usable_memory_bytes() > 2**30
+    assert machine.usable_memory_bytes() == (memory or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))

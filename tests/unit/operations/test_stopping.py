@@ -72,6 +72,7 @@ def test_fault_08_a_stop_is_acknowledged_at_once_and_a_second_one_ends_every_pro
     assert "Traceback" not in program.stderr
 
 
+@pytest.mark.long
 def test_single_learner_acknowledges_ctrl_c_too(programs: Programs, tmp_path: Path) -> None:
     hangs = (
         "import time\nfrom apex_jax import process\nfrom apex_jax.run import checkpoint\n"

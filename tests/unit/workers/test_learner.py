@@ -19,7 +19,7 @@ from apex_jax.agent.algorithm import UpdateOutput
 from apex_jax.agent.dqn import make_dqn
 from apex_jax.agent.registry import ALGORITHMS, Entry
 from apex_jax.config import Config
-from apex_jax.config.load import load, load_as_written
+from apex_jax.config.load import load, load_run
 from apex_jax.environments.environment import segment_spec
 from apex_jax.host.errors import FatalError, RunError
 from apex_jax.links.replay_servers import Batches, ReplayServers
@@ -113,7 +113,7 @@ def test_settings_are_recorded_at_the_first_start_and_later_once_an_update_was_m
     def learn(learner: Learner) -> str:
         for _ in range(2):
             learner.in_flight.append((mock.MagicMock(content=batches), output))
-            learner._send_priorities()
+            learner.send_priorities()
         return "9 updates"
 
     batches = mock.MagicMock(spec=Batches)
@@ -128,7 +128,7 @@ def test_settings_are_recorded_at_the_first_start_and_later_once_an_update_was_m
 
 def recorded(config: Config) -> tuple[int, list[str]]:
     """Returns the recorded seed, and the recorded changes of settings."""
-    return load_as_written(config.directory + "/config.yaml").seed, read_changes(config.directory)
+    return load_run(config.directory).seed, read_changes(config.directory)
 
 
 def test_segment_whose_returns_the_rewards_do_not_allow_is_not_learned_from(
