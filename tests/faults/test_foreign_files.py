@@ -16,6 +16,7 @@ from apex_jax.host.errors import RunError
 from apex_jax.replay.experience_log import ExperienceLog
 from apex_jax.replay.snapshots import FileHeader, JournalError
 from apex_jax.run.checkpoint import Checkpointer, CheckpointError, Progress
+from apex_jax.run.checkpoint_files import CHECKSUMS
 from apex_jax.run.metric_files import MetricsFollower, append_line, read_metrics
 from apex_jax.run.provenance import check_resumable, read_starts, record_start
 from apex_jax.run.storage import Storage
@@ -133,8 +134,8 @@ def test_fifo_in_place_of_checksums_does_not_block_a_restore(tmp_path: Path) -> 
     checkpointer = Checkpointer(str(tmp_path))
     checkpointer.save(state, progress)
     checkpointer.wait()
-    (checkpointer.directory / "1" / disk.CHECKSUMS).unlink()
-    os.mkfifo(checkpointer.directory / "1" / disk.CHECKSUMS)
+    (checkpointer.directory / "1" / CHECKSUMS).unlink()
+    os.mkfifo(checkpointer.directory / "1" / CHECKSUMS)
     with pytest.raises(CheckpointError, match=r"none of the checkpoints in .* can be read"):
         checkpointer.restore_newest(state, "compatibility_key", "architecture")
     checkpointer.close()
