@@ -95,7 +95,8 @@ class VectorEnvironment:
         environment = config.environment
         if environment.is_gymnasium:
             group = per_step or len(seeds)
-            self._pool: Any = GymnasiumPool(environment, seeds, max_episode_frames, group, rendered)
+            described = describe(config)
+            self._pool: Any = GymnasiumPool(environment, described, seeds, max_episode_frames, group, rendered)
         else:
             self._pool = make_pool(environment, seeds, max_episode_frames, threads, per_step, rendered)
         self._interface = environment_spec_of(config, spec)

@@ -1,30 +1,36 @@
 """Environments of Gymnasium behind the interface of EnvPool's pools: `send`, `recv`, `async_reset`, `render`, `close`.
 
-Groups of them are acted on at once, so that one group steps while the actor computes the actions of another. They reset
-on the step after an episode's end, as EnvPool does.
+They are Gymnasium's own vector environments, one for each group that is acted on at once, so that one group steps while
+the actor computes the actions of another. They reset on the step after an episode's end, as EnvPool does.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import multiprocessing
 import time
 from collections import deque
 from collections.abc import Callable
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import wait
 from multiprocessing.util import Finalize
-from typing import Any, TypeAlias
+from typing import Any
 
+import gymnasium
 import numpy as np
+from gymnasium import logger, spaces
+from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
+from gymnasium.vector.async_vector_env import _async_worker
+from gymnasium.vector.utils import batch_space
 
 from apex_jax.config import EnvironmentConfig
 from apex_jax.environments.gymnasium_processes import CLOSE_SECONDS, START_SECONDS, end_groups, fork_server, leader
-from apex_jax.environments.gymnasium_tasks import Adapted, BrokenEnvironment, make
-from apex_jax.host.errors import RunError, UsageError
+from apex_jax.environments.gymnasium_tasks import BrokenEnvironment, make
+from apex_jax.environments.task import Description
 
 ANSWER_SECONDS = 50.0  # of a step or reset; the supervisor kills an actor that makes no progress for 60
 
-Result: TypeAlias = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, dict[str, np.ndarray]]
+Result = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, dict[str, np.ndarray]]
 
 
 class GymnasiumPool:
@@ -35,42 +41,56 @@ class GymnasiumPool:
     """
 
     def __init__(
-        self, environment: EnvironmentConfig, seeds: np.ndarray, max_steps: int, per_step: int, rendered: bool
+        self,
+        environment: EnvironmentConfig,
+        described: Description,
+        seeds: np.ndarray,
+        max_steps: int,
+        per_step: int,
+        rendered: bool,
     ):
-        """`seeds`: int[E]; `max_steps`: of an episode; `per_step`: environments of a group.
+        """`described`: the task; `seeds`: int[E]; `max_steps`: of an episode; `per_step`: environments of a group.
 
         `rendered`: environment 0 can be rendered.
         """
+        logger.min_level = logger.ERROR + 1  # `_Group` raises what Gymnasium would log as well
         self._frame_stack = environment.frame_stack
-        self._groups = np.array_split(np.arange(len(seeds), dtype=np.int32), -(-len(seeds) // per_step))
-        self._sent: deque[np.ndarray] = deque()
-        self._begins = np.ones(len(seeds), bool)  # whether the next observation is the first of an episode
-        self._stacks: np.ndarray | None = None  # uint8[E, F, *O] of pixels, see `_stacked`
-        self._environments: list[_InThisProcess | _InOwnProcess] = []
-        # Called before `multiprocessing` waits for processes at the end of this one.
-        self._end = Finalize(self, _end, (self._environments,), exitpriority=1)
+        members = np.array_split(np.arange(len(seeds)), -(-len(seeds) // per_step))
+        parts = [
+            functools.partial(
+                make,
+                environment.task,
+                environment.settings,
+                max_steps,
+                rendered and i == 0,
+                int(seed),
+                environment.observation_layout,
+            )
+            for i, seed in enumerate(seeds)
+        ]
+        self._groups: list[_Group] = []
         with contextlib.ExitStack() as failed:
             failed.callback(self.close)
-            for i, seed in enumerate(map(int, seeds)):
-                task, settings, layout = environment.task, environment.settings, environment.observation_layout
-                function = functools.partial(make, task, settings, max_steps, rendered and i == 0, seed, layout)
-                kind = _InOwnProcess if environment.own_processes else _InThisProcess
-                self._environments.append(kind(environment.task, function, seed))
-            self._results(range(len(seeds)), START_SECONDS)  # that they are made
+            for ids in members:
+                self._groups.append(_Group(environment, described, ids, [parts[i] for i in ids], seeds[ids]))
             failed.pop_all()
+        self._sent: deque[_Group] = deque()
+        self._stacks: np.ndarray | None = None  # uint8[E, F, *O] of pixels, see `_stacked`
 
     def async_reset(self) -> None:
         """Starts a new episode in every environment."""
-        self._begins[:] = True
-        for environment in self._environments:
-            environment.start("reset")
+        for group in self._groups:
+            group.reset()
         self._sent = deque(self._groups)
 
     def send(self, actions: np.ndarray, env_id: np.ndarray) -> None:
         """Starts the next step of whole groups; `actions` [A, ...] for the environments `env_id`, int[A]."""
-        for i, action in zip(env_id, actions, strict=True):
-            self._environments[i].start("step", action)
-        self._sent.extend(group for group in self._groups if group[0] in env_id)
+        rows = np.full(sum(len(group.ids) for group in self._groups), -1)
+        rows[env_id] = np.arange(len(env_id))
+        for group in self._groups:
+            if rows[group.ids[0]] >= 0:
+                group.step(actions[rows[group.ids]])
+                self._sent.append(group)
 
     def recv(self) -> Result:
         """Waits for the group that was sent first: observations [A, ...], rewards, terminated, truncated, infos.
@@ -78,134 +98,180 @@ class GymnasiumPool:
         Pixels are the newest frames of an episode, uint8[A, F, *O]; the first frame of an episode fills its stack.
         """
         group = self._sent.popleft()
-        seconds = START_SECONDS if self._begins[group].all() else ANSWER_SECONDS
-        observations, rewards, terminated, truncated, infos = zip(*self._results(group, seconds), strict=True)
-        observation, ended = np.stack(observations), np.array(terminated) | np.array(truncated)
-        info = {"env_id": group}
-        if "lives" in infos[0]:
-            info["lives"] = np.array([each.get("lives", 0) for each in infos], np.int32)
+        observation, reward, terminated, truncated, info = group.receive()
+        infos = {"env_id": group.ids}
+        if "lives" in info:
+            infos["lives"] = np.asarray(info["lives"], np.int32)
         if observation.dtype == np.uint8:
             observation = self._stacked(observation, group)
-        self._begins[group] = ended
-        return observation, np.array(rewards, np.float64), np.array(terminated), np.array(truncated), info
+        group.begins = terminated | truncated
+        return observation, reward, terminated, truncated, infos
 
-    def render(self) -> tuple[np.ndarray | None]:
+    def render(self) -> tuple[np.ndarray | None, ...]:
         """Returns the frame of environment 0, uint8[height, width, 3]."""
-        self._environments[0].start("render")
-        return (self._environments[0].result(ANSWER_SECONDS),)
+        with self._groups[0].reported():
+            return self._groups[0].vector.call("render")
 
     def close(self) -> None:
         """Ends the environments and their processes."""
-        self._end()
+        vectors = [group.vector for group in self._groups if isinstance(group.vector, _Processes)]
+        pipes = [pipe for vector in vectors for pipe in vector.parent_pipes]
+        _end(pipes, [process for vector in vectors for process in vector.processes])  # all at the same time
+        for group in self._groups:
+            with contextlib.suppress(Exception):  # of an environment's own `close`
+                group.vector.close()
 
-    def _results(self, group: Any, seconds: float) -> list[Any]:
-        until = time.monotonic() + seconds
-        return [self._environments[i].result(max(0.0, until - time.monotonic())) for i in group]
-
-    def _stacked(self, frames: np.ndarray, group: np.ndarray) -> np.ndarray:
+    def _stacked(self, frames: np.ndarray, group: _Group) -> np.ndarray:
         if self._stacks is None:
-            shape = len(self._environments), self._frame_stack, *frames.shape[1:]
-            self._stacks = np.zeros(shape, np.uint8)
-        begins, stack = self._begins[group], self._stacks[group]  # copies
+            count = sum(len(group.ids) for group in self._groups)
+            self._stacks = np.zeros((count, self._frame_stack, *frames.shape[1:]), np.uint8)
+        stack = self._stacks[group.ids]  # a copy
         stack[:, :-1] = stack[:, 1:]
         stack[:, -1] = frames
-        stack[begins] = frames[begins][:, None]
-        self._stacks[group] = stack
+        stack[group.begins] = frames[group.begins][:, None]
+        self._stacks[group.ids] = stack
         return stack
 
 
-class _Player:
-    """Plays an environment; the step after an episode's end resets it."""
+class _Processes(AsyncVectorEnv):
+    """Environments in processes of their own.
 
-    def __init__(self, environment: Adapted, seed: int):
-        self._environment = environment
-        self._seed: int | None = seed  # of the first reset
-        self._ended = False
+    They are closed at the latest when this process ends, even if some have failed or hang, for which Gymnasium's own
+    method waits for ever.
+    """
 
-    def reset(self) -> tuple[np.ndarray, float, bool, bool, dict[str, int]]:
-        observation, info = self._environment.reset(seed=self._seed)
-        self._seed, self._ended = None, False
-        return observation, 0.0, False, False, info
-
-    def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict[str, int]]:
-        if self._ended:
-            return self.reset()
-        result = self._environment.step(action)
-        self._ended = result[2] or result[3]
-        return result
-
-    def render(self) -> np.ndarray | None:
-        return self._environment.render()
-
-
-class _InThisProcess:
-    """An environment that acts when its result is asked for."""
-
-    def __init__(self, task: str, function: Callable[[], Adapted], seed: int):
-        self.environment = function()
-        self._player = _Player(self.environment, seed)
-        self._call: Callable[[], Any] = lambda: None
-
-    def start(self, method: str, *arguments: Any) -> None:
-        self._call = functools.partial(getattr(self._player, method), *arguments)
-
-    def result(self, seconds: float) -> Any:
-        return self._call()
-
-
-class _InOwnProcess:
-    """An environment in a process of its own."""
-
-    def __init__(self, task: str, function: Callable[[], Adapted], seed: int):
-        self._task = task
-        context = fork_server()
-        self.connection, other_end = context.Pipe()
-        self.process = context.Process(target=leader(_serve, function, seed, other_end), daemon=False)
-        self.process.start()
-        other_end.close()
-
-    def start(self, method: str, *arguments: Any) -> None:
-        with contextlib.suppress(OSError):  # `result` raises an error with the exit code
-            self.connection.send((method, arguments))
-
-    def result(self, seconds: float) -> Any:
-        """Waits for the result; also notices the end of a process whose children hold its connection."""
-        what = f"environment.task={self._task}: the process of an environment"
-        if not wait([self.connection, self.process.sentinel], seconds):
-            raise BrokenEnvironment(f"{what} has not answered in time; it hangs, or a step of it is too slow")
+    def __init__(self, described: Description, functions: list[Callable[[], Any]]):
+        """`functions`: make the environments. Raises what one of them raises."""
+        pixels, shape = described.frame_dtype == "uint8", described.frame_shape
+        space = spaces.Box(0, 255, shape, np.uint8) if pixels else spaces.Box(-np.inf, np.inf, shape, np.float32)
+        example = gymnasium.Env[Any, Any]()  # has the spaces, so that no environment is made in this process
+        example.observation_space, example.action_space = space, described.action
+        self.parent_pipes, self.processes = [], []
+        fork_server()
         try:
-            if not self.connection.poll():
-                raise EOFError
-            answer = self.connection.recv()
-        except (EOFError, OSError):
-            self.process.join(1.0)
-            raise BrokenEnvironment(f"{what} ended with exit code {self.process.exitcode}") from None
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
+            super().__init__(
+                [lambda: example] * len(functions),
+                context="forkserver",
+                daemon=False,  # an environment may start processes itself
+                worker=leader(_serve, functions),
+                observation_mode=(batch_space(space, len(functions)), space),  # type: ignore[arg-type]
+            )
+        except BaseException:
+            self.closed = True
+            _end(self.parent_pipes, self.processes)
+            raise
+        # Called before `multiprocessing` waits for processes at the end of this one.
+        self._end = Finalize(self, _end, (self.parent_pipes, self.processes), exitpriority=1)
+
+    def _check_spaces(self) -> None:
+        self.call_async("frame_dtype")  # answered once the environment is made; Gymnasium would wait for ever
+        self.call_wait(START_SECONDS)
+        super()._check_spaces()
+
+    def _poll_pipe_envs(self, timeout: float | None = None) -> bool:
+        """Returns whether all have answered. Raises EOFError if one has ended, even if its children hold its pipe."""
+        until = time.monotonic() + (ANSWER_SECONDS if timeout is None else timeout)
+        for pipe, process in zip(self.parent_pipes, self.processes, strict=True):
+            ready = wait([pipe, process.sentinel], max(0.0, until - time.monotonic()))
+            if not pipe.poll():
+                if ready:
+                    raise EOFError
+                return False
+        return True
+
+    def close_extras(self, timeout: float | None = None, terminate: bool = False) -> None:
+        """Ends the processes."""
+        self._end()
 
 
-def _end(environments: list[_InThisProcess | _InOwnProcess]) -> None:
-    """Closes environments; waits up to CLOSE_SECONDS for their processes, and kills what remains of them."""
-    in_own = [environment for environment in environments if isinstance(environment, _InOwnProcess)]
-    for each in in_own:
-        each.start("close")
-    end_groups([each.process for each in in_own], CLOSE_SECONDS)
-    for environment in environments:
-        with contextlib.suppress(Exception):  # of an environment's own `close`
-            (environment.connection if isinstance(environment, _InOwnProcess) else environment.environment).close()
+def _end(pipes: list[Any], processes: list[Any]) -> None:
+    """Asks the processes to close their environments, waits up to CLOSE_SECONDS, and kills what remains of them."""
+    pipes = [pipe for pipe in pipes if pipe is not None and not pipe.closed]  # those of failed environments are
+    for pipe in pipes:
+        with contextlib.suppress(OSError):
+            pipe.send(("close", None))
+    end_groups(processes, CLOSE_SECONDS)
+    for pipe in pipes:
+        pipe.close()
 
 
-def _serve(function: Callable[[], Adapted], seed: int, connection: Connection) -> None:
-    """Makes an environment, and calls the methods that `_InOwnProcess` asks for, until "close" or an error."""
+def _serve(functions: list[Callable[[], Any]], index: int, _: Any, pipe: Any, parent_pipe: Any, *others: Any) -> None:
+    """Makes an environment and does what `_Processes` asks for: `_async_worker`, but returns an error of `make`."""
+    parent_pipe.close()  # before the environment starts processes, which would inherit it
     try:
-        environment = function()
-        with contextlib.closing(environment):
-            player = _Player(environment, seed)
-            connection.send(None)
-            while (call := connection.recv())[0] != "close":
-                connection.send(getattr(player, call[0])(*call[1]))
-    except (RunError, UsageError) as error:
-        connection.send(error)
-    except (EOFError, OSError):  # the parent has ended
-        pass
+        environment = functions[index]()
+    except Exception as error:
+        errors = others[1]
+        errors.put((index, type(error), error, ""))
+        pipe.recv()
+        pipe.send((None, False))
+    else:
+        _async_worker(index, lambda: environment, pipe, parent_pipe, *others)
+
+
+class _Group:
+    """Environments that step together."""
+
+    def __init__(
+        self,
+        environment: EnvironmentConfig,
+        described: Description,
+        ids: np.ndarray,
+        functions: list[Callable[[], Any]],
+        seeds: np.ndarray,
+    ):
+        self.ids = ids.astype(np.int32)
+        self.begins = np.ones(len(ids), bool)  # whether the next observation is the first of an episode
+        self._task = environment.task
+        self._seeds: list[int | None] | None = [int(seed) for seed in seeds]
+        self._actions: np.ndarray | None = None  # None: reset
+        self.vector: AsyncVectorEnv | SyncVectorEnv
+        if environment.own_processes:
+            with self.reported():
+                self.vector = _Processes(described, functions)
+        else:
+            self.vector = SyncVectorEnv(functions)
+
+    def reset(self) -> None:
+        self._actions = None
+        self.begins[:] = True
+        if isinstance(self.vector, AsyncVectorEnv):
+            with self.reported():
+                self.vector.reset_async(seed=self._seeds)
+
+    def step(self, actions: np.ndarray) -> None:
+        self._actions = actions
+        if isinstance(self.vector, AsyncVectorEnv):
+            with self.reported():
+                self.vector.step_async(actions)
+
+    def receive(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
+        """Returns the result of `reset` or `step`: observations, rewards, terminated, truncated, infos."""
+        with self.reported():
+            if self._actions is not None:
+                if isinstance(self.vector, AsyncVectorEnv):
+                    return self.vector.step_wait(timeout=ANSWER_SECONDS)
+                return self.vector.step(self._actions)
+            if isinstance(self.vector, AsyncVectorEnv):
+                observation, info = self.vector.reset_wait(START_SECONDS if self._seeds else ANSWER_SECONDS)
+            else:
+                observation, info = self.vector.reset(seed=self._seeds)
+        self._seeds = None
+        none = np.zeros(len(self.ids), bool)
+        return observation, np.zeros(len(self.ids)), none, none, info
+
+    @contextlib.contextmanager
+    def reported(self) -> Any:
+        """Raises BrokenEnvironment if a process of an environment has ended or does not answer."""
+        try:
+            yield
+        except (multiprocessing.TimeoutError, EOFError, OSError) as error:
+            processes = getattr(getattr(self, "vector", None), "processes", [])
+            for process in processes:
+                process.join(0.1)
+            codes = [process.exitcode for process in processes if process.exitcode is not None]
+            what = f"the process of an environment ended{f' with exit code {codes[0]}' if any(codes) else ''}"
+            if isinstance(error, multiprocessing.TimeoutError):
+                hangs = "has not answered in time; it hangs, or a step of it is too slow"
+                what = f"one of {len(self.ids)} environments {hangs}"
+            raise BrokenEnvironment(f"environment.task={self._task}: {what}") from None

@@ -44,7 +44,7 @@ addEventListener("load", () => {
       return inner.left < outer.left - 1 || inner.right > outer.right + 1;
     }).map((text) => text.textContent),
     task: document.querySelector("h1").textContent,
-    media: document.querySelector(".media")?.naturalWidth,
+    film: document.querySelector(".media")?.naturalWidth,
     pointed: document.querySelector(".at").textContent,
     requests: performance.getEntriesByType("resource").map((entry) => entry.name.slice(0, 5)),
   }, "*");
@@ -87,11 +87,11 @@ def measured(report: Path, folder: Path, width: int, scheme: str) -> dict[str, A
 
 @pytest.fixture
 def report(tmp_path: Path) -> Path:
-    """The report of a run with curves, warnings and a video."""
+    """The report of a run with curves, warnings and a film."""
     directory = make_run(tmp_path / "run", list(np.linspace(-21.0, 1_234.5, 30)), ("environment.task=Pong-v5",))
     lines = [
         (30.0 * i, i / 2, {"losses/td_loss": 3.0 / i, "charts/updates_per_second": 42.0 + i % 3, "learner/updates": i,
-                           "replay/size_transitions": 5_000.0 + i, "charts/episodic_return": -21.0 + i})
+                           "charts/environment_frames_per_second": 5_000.0 + i, "charts/episodic_return": -21.0 + i})
         for i in range(1, 61)
     ]  # fmt: skip
     write_lines(directory / "metrics" / "learner.jsonl", lines)
@@ -113,7 +113,7 @@ def test_report_opened_from_disk_shows_every_curve_and_fits_the_width(report: Pa
         assert [len(curves) for curves in seen["curves"]] == [2, 2, 1, 1, 1]
         assert min(length for curves in seen["curves"] for length in curves) > width / 8
         assert seen["task"] == EVIL
-        assert seen["media"] > 100
+        assert seen["film"] > 100
         assert seen["pointed"] == "at 10 minutes"
         assert set(seen["requests"]) <= {"data:", "blob:"}
         pages[scheme] = sum(map(int, re.findall(r"\d+", seen["page"])[:3]))

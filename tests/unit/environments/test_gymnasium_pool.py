@@ -189,7 +189,7 @@ def test_hanging_environment_is_one_line_and_its_process_is_ended(
     environment = VectorEnvironment(settings, segment_spec(settings), np.array([1, 2]), 60)
     for _ in range(3):
         environment.send(np.zeros(2, np.int32), environment.receive().env_id)
-    with pytest.raises(BrokenEnvironment, match="has not answered in time"):
+    with pytest.raises(BrokenEnvironment, match="one of 2 environments has not answered in time"):
         environment.receive()
     environment.close()
     wait_for_the_end_of(*processes_of(tmp_path / "processes"))
@@ -200,7 +200,7 @@ def test_environment_that_hangs_while_it_is_made_is_one_line(monkeypatch: pytest
     spec = segment_spec(settings)
     monkeypatch.setattr(gymnasium_pool, "START_SECONDS", 1.0)
     monkeypatch.setattr(gymnasium_pool, "CLOSE_SECONDS", 0.2)
-    with pytest.raises(BrokenEnvironment, match="has not answered in time"):
+    with pytest.raises(BrokenEnvironment, match="one of 2 environments has not answered in time"):
         VectorEnvironment(settings, spec, np.array([1, 2]), 60)
 
 
