@@ -30,13 +30,14 @@
     process          signals, seeds, log, hosts of a process
     operations/      the operator's view of a run
     workers/         the processes: loops around the modules above
+    training         training from a program of your own: `apex_jax.train`
     main             the program: main.py, apex-jax and python -m apex_jax
 
 Each folder describes its modules in its `__init__.py`.
 
 Imports run one way: types, host -> config -> segment_codec, device -> item_codec -> run -> agent, environments, replay,
 transport (none of which imports another) -> plotting, process, policy -> export, links, operations -> replay_client,
-workers -> main.
+workers -> training, main.
 """
 
 from __future__ import annotations
@@ -47,11 +48,12 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from apex_jax.policy import load_policy as load_policy
     from apex_jax.replay_client import ReplayClient as ReplayClient
+    from apex_jax.training import train as train
 
 __version__ = "0.2.0"
 
 
-_MODULES = {"load_policy": "apex_jax.policy", "ReplayClient": "apex_jax.replay_client"}
+_MODULES = {"load_policy": "apex_jax.policy", "ReplayClient": "apex_jax.replay_client", "train": "apex_jax.training"}
 """By the name that is imported when it is used: JAX takes a second, and `ReplayClient` does without it."""
 
 

@@ -17,7 +17,7 @@ SCRIPTS = sorted([*ROOT.glob("*.py"), *(path for name in FOLDERS_OF_SCRIPTS for 
 FOUNDATION = {"types", "segment_codec", "config", "host"}
 MIDDLE = {"agent", "replay", "transport", "environments", "run"}
 MAY_IMPORT = {  # part of the package -> other parts of it
-    "__init__": {"policy", "replay_client"},
+    "__init__": {"policy", "replay_client", "training"},
     "types": set(),
     "host": set(),
     "config": {"host", "__version__"},
@@ -37,6 +37,7 @@ MAY_IMPORT = {  # part of the package -> other parts of it
     "operations": FOUNDATION | MIDDLE | {"plotting", "process"},
     "replay_client": FOUNDATION | {"item_codec", "links", "process", "transport"},
     "workers": FOUNDATION | MIDDLE | {"item_codec", "device", "plotting", "links", "policy", "process", "operations"},
+    "training": FOUNDATION | {"device", "operations", "policy", "process", "run", "workers"},
     # A role's module and those of the commands are imported by name.
     "main": {"config", "device", "host", "plotting", "process", "run"},
     "__main__": {"main"},
@@ -56,7 +57,7 @@ MUST_NOT_IMPORT = {  # part of the package -> what its files can do without
 }
 # The most lines of Python and HTML of a folder. Lower a number once there are fewer; a commit that adds a feature may
 # raise one, and says why.
-BUDGETS = {"apex_jax": 22_110, "tests": 31_621}
+BUDGETS = {"apex_jax": 22_307, "tests": 31_718}
 UNPICKLING = {"pickle", "_pickle", "cPickle", "dill", "cloudpickle", "marshal", "shelve", "joblib"}
 
 every_module = pytest.mark.parametrize("path", PACKAGE, ids=lambda path: str(path.relative_to(ROOT)))

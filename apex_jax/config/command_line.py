@@ -18,8 +18,10 @@ from apex_jax.config.load import (
     DEFAULT_CONFIG,
     OWNERS,
     closest,
+    config_file,
     config_names,
     heading,
+    is_file,
     load_run_to_play,
     load_with,
     parse_override,
@@ -29,7 +31,7 @@ from apex_jax.config.load import (
 from apex_jax.host.argument_parser import Parser
 from apex_jax.host.disk import run_of_checkpoint
 from apex_jax.host.errors import UsageError, short_repr
-from apex_jax.host.program import CONFIGS, NAME
+from apex_jax.host.program import NAME
 
 ROLES = ("local", "actor", "replay", "learner", "evaluator")
 OPTIONS = ("--help", "--version", "--role", "--config", "--print-config", "--name")
@@ -61,7 +63,7 @@ def parse(argv: Sequence[str]) -> Command:
     if checkpoint and options.role == "evaluator" and options.config is None:
         config = load_run_to_play(_run_of(checkpoint), given)
     else:
-        config = load_with(DEFAULT_CONFIG if options.config is None else _file_of(options.config), given)
+        config = load_with(DEFAULT_CONFIG if options.config is None else config_file(options.config), given)
     if config.evaluator.checkpoint and options.role != "evaluator":
         what = f"evaluator.checkpoint={short_repr(config.evaluator.checkpoint)}"
         raise UsageError(f"{what}: needs --role evaluator, got --role {options.role}")
@@ -124,23 +126,10 @@ def _parse_overrides_once(texts: Sequence[str], group: str) -> dict[str, Any]:
     return values
 
 
-def _file_of(config: str) -> Path:
-    """Returns the file at that path if it exists, otherwise the file in configs/ of that name, such as atari."""
-    path, named = Path(config), CONFIGS / f"{config.removesuffix('.yaml')}.yaml"
-    return named if path.name == config and _is_file(named) and not _is_file(path) else path
-
-
-def _is_file(path: Path) -> bool:
-    try:
-        return path.is_file()
-    except OSError:  # no file can have this name
-        return False
-
-
 def _run_of(checkpoint: str) -> str:
     """Returns the directory of the run whose checkpoint is given."""
     directory = run_of_checkpoint(checkpoint)[0]
-    if not _is_file(Path(directory, CONFIG_NAME)):
+    if not is_file(Path(directory, CONFIG_NAME)):
         what = f"holds no {CONFIG_NAME}" if os.path.isdir(checkpoint) else "no such directory"
         raise UsageError(
             f"evaluator.checkpoint={short_repr(checkpoint)}: {what}; give the directory of a run, as runs/Pong-v5-1"

@@ -87,6 +87,20 @@ def config_names() -> str:
     return "one of " + ", ".join(sorted(file.stem for file in CONFIGS.glob("*.yaml")))
 
 
+def config_file(config: str) -> Path:
+    """Returns the file at that path if it exists, otherwise the file in configs/ of that name, such as atari."""
+    path, named = Path(config), CONFIGS / f"{config.removesuffix('.yaml')}.yaml"
+    return named if path.name == config and is_file(named) and not is_file(path) else path
+
+
+def is_file(path: Path) -> bool:
+    """Returns whether there is such a file; False for a name that no file can have."""
+    try:
+        return path.is_file()
+    except OSError:
+        return False
+
+
 def heading(group: str) -> str:
     """Returns the line above the settings of a group, in --help and in written files."""
     return f"{group}: {(GROUPS[group].__doc__ or '').splitlines()[0]}" if group else "The run as a whole."
@@ -246,6 +260,11 @@ def parse_overrides(texts: Sequence[str], group: str) -> dict[str, Any]:
     for text in texts:
         values |= parse_override(text, group)
     return values
+
+
+def parse_settings(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the checked values of a mapping from keys to values, and from groups to such mappings, by dotted name."""
+    return _values({name: list(value) if isinstance(value, tuple) else value for name, value in tree.items()})
 
 
 def parse_override(text: str, group: str) -> dict[str, Any]:

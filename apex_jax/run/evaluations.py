@@ -39,14 +39,19 @@ def spread(returns: np.ndarray) -> dict[str, float]:
     return {"lowest": float(returns.min()), "highest": float(returns.max()), "standard_deviation": float(returns.std())}
 
 
+def read_evaluations(run_directory: str | os.PathLike[str]) -> list[PlayedGames]:
+    """Returns the evaluations of a run, oldest first; none if there is no file."""
+    records = map(_games, read_records(Path(run_directory, FILE_NAME)))
+    return [games for games in records if games is not None]
+
+
 def best_evaluation(run_directory: str | os.PathLike[str], updates: int) -> PlayedGames | None:
     """Returns the evaluation with most games among those of the params of `updates`, of equals the newest; or None.
 
     Evaluations of `RUN/best` are stored in that folder.
     """
-    paths = (Path(run_directory, FILE_NAME), Path(run_directory, "best", FILE_NAME))
-    records = [_games(record) for path in paths for record in read_records(path)]
-    candidates = [games for games in records if games is not None and games.updates == updates]
+    games_of_run = [*read_evaluations(run_directory), *read_evaluations(Path(run_directory, "best"))]
+    candidates = [games for games in games_of_run if games.updates == updates]
     return max(candidates, key=lambda games: (games.returns.size, games.time), default=None)
 
 

@@ -13,7 +13,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -23,10 +22,10 @@ from apex_jax.config import Config
 from apex_jax.environments.environment import can_render, has_reference_simulator
 from apex_jax.links.in_process import InProcessExperience, InProcessReplay, InProcessWeights
 from apex_jax.operations.live_view import LiveView, final_summary
-from apex_jax.operations.progress import ProgressReader
-from apex_jax.operations.run_page import RunPage
+from apex_jax.operations.progress import ProgressReader, RunProgress
 from apex_jax.process import ROLE_NUMBERS, StopSignal, process_rng
 from apex_jax.replay.replay import Replay
+from apex_jax.run.evaluations import PlayedGames
 from apex_jax.run.identity import new_identity
 from apex_jax.types import SegmentSpec
 from apex_jax.workers.actor import Actor
@@ -58,6 +57,8 @@ class OneProcess:
     weights: InProcessWeights
     evaluator: Evaluator
     look: Callable[[], None]  # shows the progress
+    on_evaluation: Callable[[PlayedGames], bool | None]  # returns whether to end the run
+    is_ended: bool = False  # by `on_evaluation`
     next_look: float = 0.0
     next_metrics: float = 0.0
 
@@ -69,12 +70,12 @@ class OneProcess:
         learner.next_publish = math.inf  # published here, at a point that depends on no clock
         learner.publish()
         with contextlib.closing(self.actor.act(self.experience.join())) as steps:
-            while not stop.is_set() and (reason := learner.limit_reached()) is None:
+            while not stop.is_set() and (reason := self._limit_reached()) is None:
                 next(steps, None)
                 self._learn(next_evaluation)
                 if learner.counters.updates != self.weights.updates:
                     learner.publish()
-                if learner.counters.updates >= next_evaluation and learner.limit_reached() is None:
+                if learner.counters.updates >= next_evaluation and self._limit_reached() is None:
                     next_evaluation = (learner.counters.updates // interval + 1) * interval
                     self.evaluate()
                 self.beat()
@@ -82,6 +83,9 @@ class OneProcess:
         self._write_metrics(metrics)
         self.actor.write_metrics()
         return None if stop.is_set() else reason
+
+    def _limit_reached(self) -> str | None:
+        return "the callback ended it" if self.is_ended else self.learner.limit_reached()
 
     def _learn(self, most_updates: int) -> None:
         """Makes the updates that are allowed now, up to `most_updates` of the run.
@@ -109,6 +113,8 @@ class OneProcess:
         evaluation = Evaluation(config, returns, weights.updates, weights.environment_steps, self.evaluator.seconds)
         self.weights.best_return = max(self.weights.best_return, float(returns.mean()))
         record(self.evaluator_role, self.spec, algorithm, evaluation, weights.params)
+        exploration = algorithm.evaluation_exploration
+        self.is_ended |= bool(self.on_evaluation(PlayedGames(time.time(), weights.updates, exploration, returns)))
         if film is not None:
             finish_film(self.evaluator_role, film, algorithm, weights.params, evaluation)
 
@@ -146,7 +152,12 @@ def _updates_between_evaluations(config: Config) -> int:
 
 
 @contextlib.contextmanager
-def open_parts(role: RoleContext, spec: SegmentSpec, look: Callable[[], None]) -> Iterator[OneProcess]:
+def open_parts(
+    role: RoleContext,
+    spec: SegmentSpec,
+    look: Callable[[], None],
+    on_evaluation: Callable[[PlayedGames], bool | None],
+) -> Iterator[OneProcess]:
     """Restores replay and learner, if the run has been here before, and closes them on leaving."""
     config, stop = role.config, role.stop
     with contextlib.ExitStack() as opened:
@@ -173,14 +184,24 @@ def open_parts(role: RoleContext, spec: SegmentSpec, look: Callable[[], None]) -
         actor = Actor(others["actor-0"], spec, learner.algorithm, weights, cast(Any, experience))
         evaluator = Evaluator(config, spec, learner.algorithm, filmed=can_render(config))
         opened.callback(evaluator.environment.close)
-        parts = replay, experience, actor, learner, weights, evaluator, look
+        parts = replay, experience, actor, learner, weights, evaluator, look, on_evaluation
         one = OneProcess(role, others["replay"], others["evaluator"], spec, *parts)
         evaluator.beat = one.beat
         yield one
 
 
-def run(config: Config, name: str, stop: StopSignal) -> int:
-    """Runs all roles in this process and returns its exit code."""
+def train(
+    config: Config,
+    stop: StopSignal,
+    view: Callable[[RunProgress], None],
+    on_evaluation: Callable[[PlayedGames], bool | None] = lambda evaluation: None,
+    on_page: Callable[[str], None] = lambda address: None,
+) -> RunProgress | None:
+    """Trains until a limit is reached or `stop` is set; returns the progress, or None if a limit had been reached.
+
+    `view`: is called with the progress about twice a second; `on_evaluation`: with each evaluation, returns whether to
+    end the run; `on_page`: with the address of the run's page.
+    """
     check_local(config)
     environments = config.actor.environments
     actor = replace(config.actor, processes=1, environments_per_step=environments)  # in a fixed order
@@ -188,28 +209,38 @@ def run(config: Config, name: str, stop: StopSignal) -> int:
     spec = checked_spec(config)
     with open_run(config, stop) as page:
         if page is None or stop.is_set():
-            return stop.exit_code
+            return None
+        on_page(page.address)
         reader = ProgressReader(config.directory, config)
-        with (
-            LiveView(config, sys.stdout, page_address=page.address) as view,
-            open_role(config, "learner", "learner", stop) as role,
-            open_parts(role, spec, partial(_look, reader, view, page)) as one,
-        ):
+
+        def look() -> None:
+            progress = reader.read()
+            view(progress)
+            page.update(progress)
+
+        with open_role(config, "learner", "learner", stop) as role, open_parts(role, spec, look, on_evaluation) as one:
             role.describe = one.learner.describe
             learn_and_end(one.learner, one.learn)
             if not stop.is_set():
                 one.evaluate_at_the_end()
-            one.look()
+            look()
         draw_curves(Path(config.directory), config.environment.task)
         progress = reader.read()
         page.finish(progress)
+        return progress
+
+
+def run(config: Config, name: str, stop: StopSignal) -> int:
+    """Runs all roles in this process and returns its exit code."""
+    with contextlib.ExitStack() as opened:
+        views = list[LiveView]()
+
+        def begin(address: str) -> None:
+            views.append(opened.enter_context(LiveView(config, sys.stdout, page_address=address)))
+
+        progress = train(config, stop, lambda progress: views[0].update(progress), on_page=begin)
+    if progress is not None:
         is_simulated = has_reference_simulator(config)
         needs = FILM_EXTRA if is_simulated else ""
         print(final_summary(progress, config, can_render(config) or is_simulated, needs), flush=True)
     return stop.exit_code
-
-
-def _look(reader: ProgressReader, view: LiveView, page: RunPage) -> None:
-    progress = reader.read()
-    view.update(progress)
-    page.update(progress)

@@ -9,7 +9,7 @@ from apex_jax.config import Config
 from apex_jax.host.disk import write_durably
 from apex_jax.process import StopSignal
 from apex_jax.run.provenance import check_resumable
-from apex_jax.workers import local
+from apex_jax.workers import local, one_process
 
 
 def run(config: Config, seeds: Sequence[int], name: str, stop: StopSignal) -> int:
@@ -22,7 +22,8 @@ def run(config: Config, seeds: Sequence[int], name: str, stop: StopSignal) -> in
         check_resumable(each)
     for number, each in enumerate(configs, 1):
         print(f"{'' if number == 1 else chr(10)}Seed {each.seed}, run {number} of {len(configs)}", flush=True)
-        exit_code = local.run(each, name, stop)
+        run_one = one_process.run if each.processes == "one" else local.run
+        exit_code = run_one(each, name, stop)
         if exit_code or stop.is_set():
             return exit_code
     plot(configs)

@@ -1,0 +1,150 @@
+"""Training from Python: in a notebook, a test, a sweep.
+
+import apex_jax
+
+run = apex_jax.train("cartpole", seed=3, learner={"learning_rate": 1e-3}, run_directory="runs/trial-3")
+print(run.evaluations[-1].returns.mean(), run.policy([0.0, 0.0, 0.1, 0.0]))
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+from apex_jax.config import Config
+from apex_jax.config.load import code_settings, config_file, load_with, parse_settings
+from apex_jax.device import check_device, choose_device, keep_compiled_programs
+from apex_jax.operations.progress import RunProgress
+from apex_jax.policy import Policy, load_policy
+from apex_jax.process import StopSignal
+from apex_jax.run.evaluations import PlayedGames, read_evaluations, return_text
+from apex_jax.workers import local, one_process
+
+POLL_SECONDS = 0.5  # between two looks at the evaluations of a run of many processes
+
+
+Callback: TypeAlias = Callable[[PlayedGames], bool | None]
+"""Is called after each evaluation, and ends the run if it returns True; an exception ends it, too."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a run has left in its directory."""
+
+    config: Config
+    evaluations: tuple[PlayedGames, ...]  # oldest first, those of earlier starts included
+
+    @property
+    def directory(self) -> Path:
+        """The run directory, as `python main.py plot` and `--role evaluator checkpoint=` take it."""
+        return Path(self.config.directory)
+
+    @property
+    def policy(self) -> Policy:
+        """The trained agent, as `apex_jax.load_policy` returns it."""
+        code = [f"{key}={value}" for key, value in code_settings(self.config).items()]
+        return load_policy(self.directory, code=code)
+
+
+def train(
+    config: str | os.PathLike[str] = "atari_cpu",
+    *,
+    callback: Callback | None = None,
+    progress: bool = True,
+    **settings: Any,
+) -> Run:
+    """Trains until a limit of the run is reached, and returns the run.
+
+    `config`: a YAML file, or one of configs/ such as "cartpole"; `callback`: see `Callback`; `progress`: whether a bar
+    is shown; `settings`: as on the command line, those of a group as a mapping: `learner={"batch_size": 64}`.
+
+    The run is one process, this one, unless `processes="many"` asks for one for each role. Needs no main thread. A run
+    directory that has been trained before is resumed, so that a new trial needs its own `run_directory`. Raises
+    UsageError and RunError, with a message of one line.
+    """
+    given = parse_settings({"processes": "one", "page_port": -1, **settings})
+    checked = load_with(config_file(os.fspath(config)), given)
+    role = "one_process" if checked.processes == "one" else "local"
+    choose_device(role, checked)
+    _keep_compiled_programs()
+    check_device(role, checked)
+    stop = StopSignal()
+    if checked.processes == "one":
+        with _view(checked, progress) as view:
+            one_process.train(checked, stop, view, callback or (lambda evaluation: None))
+    else:
+        with _following(checked, callback, stop):
+            local.run(checked, "local", stop)
+    return Run(checked, tuple(read_evaluations(checked.directory)))
+
+
+def _keep_compiled_programs() -> None:
+    keep_compiled_programs()
+    if (jax := sys.modules.get("jax")) and "JAX_COMPILATION_CACHE_DIR" in os.environ:  # it has read its environment
+        jax.config.update("jax_compilation_cache_dir", os.environ["JAX_COMPILATION_CACHE_DIR"])
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+
+
+@contextlib.contextmanager
+def _view(config: Config, shown: bool) -> Iterator[Callable[[RunProgress], None]]:
+    """Yields what shows the progress: a bar, also in a notebook."""
+    columns = (
+        TextColumn(Path(config.directory).name),
+        BarColumn(),
+        TextColumn("{task.description}"),
+        TimeElapsedColumn(),
+    )
+    with Progress(*columns, disable=not shown) as bar:
+        task = bar.add_task("", total=None)
+
+        def update(progress: RunProgress) -> None:
+            best = progress.best_evaluation
+            returned = "" if best is None else f"; best {return_text(best.episode_return)}"
+            total = None if progress.share is None else 1.0
+            text = f"{progress.updates:,} updates{returned}"
+            bar.update(task, total=total, completed=progress.share or 0.0, description=text)
+
+        yield update
+
+
+@contextlib.contextmanager
+def _following(config: Config, callback: Callback | None, stop: StopSignal) -> Iterator[None]:
+    """Calls back for each evaluation that the evaluator's process writes, on a thread."""
+    ended, failed = threading.Event(), list[Exception]()
+    known = len(read_evaluations(config.directory))
+
+    def look(callback: Callback, known: int) -> int:
+        evaluations = read_evaluations(config.directory)[known:]
+        for evaluation in evaluations:
+            if callback(evaluation):
+                stop.set()
+        return known + len(evaluations)
+
+    def follow(callback: Callback, known: int) -> None:
+        try:
+            while not ended.wait(POLL_SECONDS):
+                known = look(callback, known)
+            look(callback, known)
+        except Exception as error:  # of the user's code
+            failed.append(error)
+            stop.set()
+
+    thread = threading.Thread(target=follow, args=(callback, known)) if callback else None
+    if thread is not None:
+        thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        if thread is not None:
+            thread.join()
+    if failed:
+        raise failed[0]
