@@ -22,7 +22,8 @@ import numpy as np
 from apex_jax.agent.algorithm import Algorithm, Params
 from apex_jax.agent.registry import make_algorithm, resolved
 from apex_jax.config import Config
-from apex_jax.config.load import RESULT_KEYS, check_trusted, config_of, load_run, parse_overrides
+from apex_jax.config.load import RESULT_KEYS, config_of, load_run, parse_overrides
+from apex_jax.config.trust import check_trusted
 from apex_jax.host.disk import run_of_checkpoint
 from apex_jax.host.errors import RunError, first_line, short_repr
 from apex_jax.host.machine import usable_memory_bytes

@@ -14,7 +14,7 @@ from apex_jax.agent.algorithm import Action, Algorithm
 from apex_jax.agent.frame_store import create_store
 from apex_jax.agent.registry import make_algorithm
 from apex_jax.config import Config
-from apex_jax.config.load import code_settings
+from apex_jax.config.trust import code_settings
 from apex_jax.host.errors import UsageError
 from apex_jax.host.user_code import imported_names, place_of, reported
 from apex_jax.types import SegmentSpec

@@ -6,6 +6,7 @@ agent         the keys of algorithm and network
 services      the keys of addresses, evaluator, storage, security and metrics
 rules         rules that relate several keys
 load          YAML and key=value -> a checked `Config`
+trust         settings that name code of the user
 command_line  argv -> a checked `Config`, and the action to take with it
 """
 

@@ -19,9 +19,10 @@ from typing import Any, NamedTuple, get_args, get_type_hints
 
 from omegaconf import OmegaConf
 
-from apex_jax.config.key import JsonObject, Key, names_code
+from apex_jax.config.key import JsonObject, Key
 from apex_jax.config.keys import Config
 from apex_jax.config.rules import check
+from apex_jax.config.trust import check_trusted
 from apex_jax.host.disk import open_regular
 from apex_jax.host.errors import UsageError, short_repr
 from apex_jax.host.program import CONFIGS
@@ -184,32 +185,6 @@ def _config_of(values: Mapping[str, Any]) -> Config:
         members[group][short_name] = value
     groups = {name: group(**members[name]) for name, group in GROUPS.items()}
     return Config(**members[""], **groups)
-
-
-def code_settings(config: Config) -> dict[str, str]:
-    """Returns the settings that make a program import a module, or call it with arguments, by key.
-
-    If only the files of a run say so, which may be somebody else's, it must not be done.
-    """
-    environment, found = config.environment, {}
-    if environment.is_gymnasium and (environment.task.count(":") > 1 or environment.settings != "{}"):
-        found["environment.task"] = environment.task
-    names = {"algorithm.name": config.algorithm.name, "network.name": config.network.name}
-    return found | {key: value for key, value in names.items() if names_code(value)}
-
-
-def check_trusted(
-    config: Config, directory: str | os.PathLike[str], given: Mapping[str, Any], groups: tuple[str, ...] = ("",)
-) -> None:
-    """Raises UsageError if a setting of a run names code, and is not `given`.
-
-    `directory`: of the run, for the message; `given`: what the user has typed, by key; `groups`: beginnings of keys.
-    """
-    for name, value in code_settings(config).items():
-        if name.startswith(groups) and given.get(name) != value:
-            setting = f"{name}={short_repr(value)}"
-            what = f"{short_repr(directory)} names {setting}, which would run code with that run's settings"
-            raise UsageError(f"{what}; if you trust both, add {setting}")
 
 
 def to_yaml(config: Config) -> str:

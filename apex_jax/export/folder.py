@@ -16,7 +16,8 @@ import numpy as np
 from apex_jax import __version__
 from apex_jax.agent.policy_function import any_batch, for_any_batch, observation_shape, policy_function
 from apex_jax.config import Config
-from apex_jax.config.load import RESULT_KEYS, SETTINGS, code_settings
+from apex_jax.config.load import RESULT_KEYS, SETTINGS
+from apex_jax.config.trust import code_settings
 from apex_jax.export import check, programs
 from apex_jax.export.model_card import model_card, task_name
 from apex_jax.host.disk import open_regular

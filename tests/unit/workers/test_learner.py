@@ -205,13 +205,11 @@ def test_device_error_is_one_line_and_leaves_no_thread(
     assert threading.active_count() == before
 
 
-def test_a_learner_whose_start_fails_leaves_no_thread(
-    config: Config, context: zmq.Context, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "ReplayServers", mock.Mock(side_effect=OSError(errno.EROFS, os.strerror(errno.EROFS))))
+def test_a_learner_whose_start_fails_leaves_no_thread(config: Config, context: zmq.Context) -> None:
+    fails = mock.Mock(side_effect=OSError(errno.EROFS, os.strerror(errno.EROFS)))
     before = threading.active_count()
-    role = RoleContext(config, context, "learner")
-    with pytest.raises(OSError, match="Read-only file system"), open_learner(role, segment_spec(config)):
+    role, spec = RoleContext(config, context, "learner"), segment_spec(config)
+    with pytest.raises(OSError, match="Read-only file system"), open_learner(role, spec, join_replay=fails):
         pass
     assert threading.active_count() == before
 

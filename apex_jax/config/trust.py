@@ -1,0 +1,37 @@
+"""Settings that name code of the user, which a run of somebody else must not import."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from apex_jax.config.key import names_code
+from apex_jax.config.keys import Config
+from apex_jax.host.errors import UsageError, short_repr
+
+
+def code_settings(config: Config) -> dict[str, str]:
+    """Returns the settings that make a program import a module, or call it with arguments, by key.
+
+    If only the files of a run say so, which may be somebody else's, it must not be done.
+    """
+    environment, found = config.environment, {}
+    if environment.is_gymnasium and (environment.task.count(":") > 1 or environment.settings != "{}"):
+        found["environment.task"] = environment.task
+    names = {"algorithm.name": config.algorithm.name, "network.name": config.network.name}
+    return found | {key: value for key, value in names.items() if names_code(value)}
+
+
+def check_trusted(
+    config: Config, directory: str | os.PathLike[str], given: Mapping[str, Any], groups: tuple[str, ...] = ("",)
+) -> None:
+    """Raises UsageError if a setting of a run names code, and is not `given`.
+
+    `directory`: of the run, for the message; `given`: what the user has typed, by key; `groups`: beginnings of keys.
+    """
+    for name, value in code_settings(config).items():
+        if name.startswith(groups) and given.get(name) != value:
+            setting = f"{name}={short_repr(value)}"
+            what = f"{short_repr(directory)} names {setting}, which would run code with that run's settings"
+            raise UsageError(f"{what}; if you trust both, add {setting}")
