@@ -127,6 +127,9 @@ class Checkpointer:
         the checkpoint of this number of updates. Raises CheckpointError if the newest readable one has another
         configuration or a state of other leaves, or if all are damaged.
         """
+        for path in self.directory.glob("[0-9]*"):
+            if path.name.isdecimal() and not path.is_dir():
+                _log.warning("checkpoint %s is left out: it is no folder, or a link that leads nowhere", path)
         steps, damaged = self.steps, []
         if updates is not None and updates not in steps:
             choice = ", ".join(map(str, steps)) or "none"

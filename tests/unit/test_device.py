@@ -259,7 +259,6 @@ def test_a_full_disk_or_a_cut_cache_file_costs_only_the_time_to_compile(
     assert (result.stdout, result.returncode) == ("[[2.0, 2.0], [2.0, 2.0]]\n", 0), result.stderr
 
 
-V1_GROUPS = "4:memory:/docker\n2:cpu,cpuacct:/docker\n1:name=systemd:/\n0::/"
 HALF_GIB = 2**29
 
 
@@ -270,10 +269,6 @@ HALF_GIB = 2**29
     ({"cgroup": "0::/slurm/job", "slurm/job/cpu.max": "max 100000", "slurm/cpu.max": "300000 100000"}, 3, None),
     # a container sees its own group as the root, and the path of the host, which is not mounted there
     ({"cgroup": "0::/docker/0123", "cpu.max": "200000 100000", "memory.max": str(HALF_GIB)}, 2, HALF_GIB),
-    *(({"cgroup": V1_GROUPS, "cpu/docker/cpu.cfs_quota_us": quota, "cpu/docker/cpu.cfs_period_us": "100000"},
-       cores, None) for quota, cores in (("-1", 8), ("250000", 3))),
-    ({"cgroup": V1_GROUPS, "memory/docker/memory.limit_in_bytes": str(HALF_GIB),
-      "memory/memory.limit_in_bytes": str(2**63 - 4096)}, 8, HALF_GIB),
     *(({"cgroup": "0::/slurm/job", "slurm/job/memory.max": limit}, 8, memory) for limit, memory in (
         ("max", None), (str(HALF_GIB), HALF_GIB), (str(2**60), None))),
     *(({"cgroup": text, "cpu.max": text, "memory.max": text}, 8, None) for text in (
