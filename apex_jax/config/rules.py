@@ -63,9 +63,15 @@ def _size_rules(config: Config) -> Iterator[Rule]:
     least = f"must be at least actor.segment_slots={slots}{of_each}"
     yield capacity, replay.capacity_transitions >= slots * servers, least
     yield "replay.servers", servers == 1 or not replay.columns, "must be 1 with replay.columns"
-    for name, least_value in ("replay.servers", 1), ("learner.devices", 1), ("storage.url", ""):
-        allowed = config.processes == "many" or attrgetter(name)(config) in (least_value, 0)
-        yield name, allowed, "needs processes=many"
+    of_one_process = {
+        "replay.servers": (1,),
+        "learner.devices": (0, 1),
+        "actor.processes": (0, 1),
+        "storage.url": ("",),
+    }
+    of_one_process["actor.environments_per_step"] = (0, actor.environments)
+    for name, values in of_one_process.items():
+        yield name, config.processes == "many" or attrgetter(name)(config) in values, "needs processes=many"
     most = f"must be at most {config.ladder_size}, the environments of the fleet (actor.ladder_size)"
     yield "replay.servers", servers <= config.ladder_size, most
     devices = learner.devices or 1  # of 0, the learner finds out

@@ -205,7 +205,8 @@ def train(
     check_local(config)
     environments = config.actor.environments
     actor = replace(config.actor, processes=1, environments_per_step=environments)  # in a fixed order
-    config = config.replace(run_directory=config.directory, actor=actor)
+    learner = replace(config.learner, devices=1)
+    config = config.replace(run_directory=config.directory, actor=actor, learner=learner)
     spec = checked_spec(config)
     with open_run(config, stop) as page:
         if page is None or stop.is_set():
@@ -221,7 +222,7 @@ def train(
         with open_role(config, "learner", "learner", stop) as role, open_parts(role, spec, look, on_evaluation) as one:
             role.describe = one.learner.describe
             learn_and_end(one.learner, one.learn)
-            if not stop.is_set():
+            if not stop.is_set() and not one.is_ended:  # a callback has just seen the evaluation of these parameters
                 one.evaluate_at_the_end()
             look()
         draw_curves(Path(config.directory), config.environment.task)

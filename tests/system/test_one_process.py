@@ -80,6 +80,7 @@ def test_command_writes_the_files_of_a_run_and_saves_it_when_it_is_interrupted(t
 @pytest.mark.parametrize(("arguments", "message"), [
     (("--role", "learner", "processes=one"), "processes=one: runs all roles; leave --role learner out"),
     (("processes=one", "replay.servers=2"), "replay.servers=2: needs processes=many"),
+    (("processes=one", "actor.processes=2"), "actor.processes=2: needs processes=many"),
     (("processes=one", "storage.url=copy"), "storage.url=copy: needs processes=many"),
 ])  # fmt: skip
 def test_what_needs_several_processes_is_refused(arguments: tuple[str, ...], message: str, tmp_path: Path) -> None:

@@ -60,7 +60,7 @@ def test_callback_ends_the_run_by_its_result_or_an_exception(
 
     settings = {**SMALL, "total_updates": 10_000}
     run = apex_jax.train("cartpole", run_directory=str(tmp_path / "run"), callback=second, **settings)
-    assert {games.updates for games in run.evaluations} == {8, 16}
+    assert [games.updates for games in run.evaluations] == [8, 16]
     assert run.policy.updates == 16
     assert "16 updates; best " in capsys.readouterr().out, "a bar shows the progress"
 
