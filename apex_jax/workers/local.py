@@ -45,7 +45,7 @@ TICK_SECONDS = 0.25
 FIRST_DELAY_SECONDS = 1.0  # backoff before a role is restarted; doubled each time
 MAX_RESTARTS = 5  # consecutive restarts of one role
 STEADY_SECONDS = 120.0  # without a fault, after which a role's restarts are counted from 0 again
-KILL_SECONDS = 4.0  # from SIGTERM to SIGKILL
+KILL_SECONDS = 10.0  # from SIGTERM to SIGKILL; on two busy cores an actor needs up to five
 SAVE_SECONDS = 35.0  # from SIGTERM to SIGKILL, for roles that save their state; the learner gives up after 30
 LAST_EVALUATION_SECONDS = 1800.0  # with its film, after the end of the run; the watch detects a hang much sooner
 
