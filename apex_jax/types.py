@@ -237,6 +237,7 @@ class Step(NamedTuple):
     terminated: np.ndarray  # bool[A], game over: nothing follows this observation
     truncated: np.ndarray  # bool[A], time limit: the game would have gone on from this observation
     life_lost: np.ndarray  # bool[A], fewer lives than at the previous step
+    info: np.ndarray  # float32[A, K], the K numbers of `metrics.info`; NaN if the environment does not give one
 
 
 Columns: TypeAlias = dict[str, np.ndarray]

@@ -39,7 +39,8 @@ class Docking(gymnasium.Env[np.ndarray, int]):
         self.speed = 0.95 * self.speed + 0.01 * (action - 1)
         self.boat += self.speed
         self.time += 1
-        return self.observe(), -abs(self.buoy - self.boat), False, self.time == self.steps, {}
+        distance = abs(self.buoy - self.boat)
+        return self.observe(), -distance, False, self.time == self.steps, {"is_docked": distance < 0.1}
 
     def observe(self) -> np.ndarray:
         """Returns the way to the buoy, the speed, and the place of the boat."""
@@ -58,5 +59,6 @@ if __name__ == "__main__":
     from apex_jax.main import main
 
     os.environ["PYTHONPATH"] = str(Path(__file__).parent)  # where the program's processes find this file
-    sys.argv[1:] = ["--config", "cartpole", "environment.task=gymnasium:own_environment:Docking", *sys.argv[1:]]
+    own = ["environment.task=gymnasium:own_environment:Docking", "metrics.info=[is_docked]"]  # a curve of its own
+    sys.argv[1:] = ["--config", "cartpole", *own, *sys.argv[1:]]
     sys.exit(main())

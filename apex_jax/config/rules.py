@@ -233,7 +233,9 @@ def _storage_rules(config: Config) -> Iterator[Rule]:
 
 
 def _metrics_rules(config: Config) -> Iterator[Rule]:
-    loggers = config.metrics.loggers
+    loggers, info = config.metrics.loggers, config.metrics.info
+    is_list = all(re.fullmatch(r"\w[\w./-]*", name, re.ASCII) for name in info) and len(set(info)) == len(info)
+    yield "metrics.info", is_list and len(info) <= 16, "must be at most 16 names such as [is_success], each once"
     names = "must be names such as [tensorboard, jsonl, wandb], each once"
     is_list = all(re.fullmatch(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", name, re.ASCII) for name in loggers)
     yield "metrics.loggers", is_list and len(set(loggers)) == len(loggers), names

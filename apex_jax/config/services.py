@@ -110,7 +110,13 @@ class SecurityConfig:
 
 @dataclass(frozen=True)
 class MetricsConfig:
-    """Where metrics go, beside the status page."""
+    """Numbers of one's own, and where metrics go, beside the status page."""
+
+    info: tuple[str, ...] = key(
+        (),
+        "numbers that `info` of the environment holds at the end of a game, such as [is_success]: each becomes a curve"
+        " of the training games and one of the evaluations",
+    )
 
     loggers: tuple[str, ...] = key(
         ("tensorboard", "jsonl"),

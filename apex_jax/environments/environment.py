@@ -92,11 +92,14 @@ class VectorEnvironment:
         self.num_environments = len(seeds)
         self._rendered = rendered
         self._spec = spec
+        self._info = config.metrics.info
         environment = config.environment
         if environment.is_gymnasium:
             group = per_step or len(seeds)
             described = describe(config)
-            self._pool: Any = GymnasiumPool(environment, described, seeds, max_episode_frames, group, rendered)
+            self._pool: Any = GymnasiumPool(
+                environment, described, seeds, max_episode_frames, group, rendered, self._info
+            )
         else:
             self._pool = make_pool(environment, seeds, max_episode_frames, threads, per_step, rendered)
         self._interface = environment_spec_of(config, spec)
@@ -130,7 +133,11 @@ class VectorEnvironment:
         shape = len(env_id), self._spec.frame_stack, *self._spec.frame_shape
         stack = flattened(observation, self._names).reshape(shape).astype(self._spec.frame_dtype, copy=False)
         reward = np.where(first, 0, reward).astype(np.float32)
-        return Step(env_id, stack, reward, first, terminated, truncated, life_lost)
+        numbers = np.full((len(env_id), len(self._info)), np.nan, np.float32)
+        for column, name in enumerate(self._info):
+            if np.shape(info.get(name)) == (len(env_id),):  # EnvPool has arrays of other shapes, too
+                numbers[:, column] = info[name]
+        return Step(env_id, stack, reward, first, terminated, truncated, life_lost, numbers)
 
     def send(self, action: np.ndarray, env_id: np.ndarray) -> None:
         """Starts the next step of the environments `env_id`, as `receive` returned them; does not wait for it.
@@ -203,6 +210,7 @@ class Episode(NamedTuple):
     env_id: int
     episode_return: float
     steps: int
+    info: np.ndarray  # float32[K], see `Step`, at the last step
 
 
 class EpisodeTracker:
@@ -216,8 +224,12 @@ class EpisodeTracker:
         """Returns the games that ended with this step."""
         self._returns[step.env_id] += step.reward
         self._steps[step.env_id] += ~step.first
-        ended = step.env_id[step.terminated | step.truncated]
-        episodes = [Episode(int(i), float(self._returns[i]), int(self._steps[i])) for i in ended]
+        rows = np.flatnonzero(step.terminated | step.truncated)
+        ended = step.env_id[rows]
+        episodes = [
+            Episode(int(i), float(self._returns[i]), int(self._steps[i]), step.info[row])
+            for i, row in zip(ended, rows, strict=True)
+        ]
         self._returns[ended] = 0
         self._steps[ended] = 0
         return episodes

@@ -48,13 +48,15 @@ class GymnasiumPool:
         max_steps: int,
         per_step: int,
         rendered: bool,
+        info: tuple[str, ...] = (),
     ):
         """`described`: the task; `seeds`: int[E]; `max_steps`: of an episode; `per_step`: environments of a group.
 
-        `rendered`: environment 0 can be rendered.
+        `rendered`: environment 0 can be rendered; `info`: numbers that `recv` returns of the end of an episode.
         """
         logger.min_level = logger.ERROR + 1  # `_Group` raises what Gymnasium would log as well
         self._frame_stack = environment.frame_stack
+        self._info = info
         members = np.array_split(np.arange(len(seeds)), -(-len(seeds) // per_step))
         parts = [
             functools.partial(
@@ -65,6 +67,7 @@ class GymnasiumPool:
                 rendered and i == 0,
                 int(seed),
                 environment.observation_layout,
+                info,
             )
             for i, seed in enumerate(seeds)
         ]
@@ -102,6 +105,9 @@ class GymnasiumPool:
         infos = {"env_id": group.ids}
         if "lives" in info:
             infos["lives"] = np.asarray(info["lives"], np.int32)
+        for name in self._info:
+            if name in info:  # in that of at least one environment
+                infos[name] = np.where(info[f"_{name}"], info[name], np.nan)
         if observation.dtype == np.uint8:
             observation = self._stacked(observation, group)
         group.begins = terminated | truncated

@@ -76,13 +76,14 @@ def make(
     rendered: bool = False,
     seed: int = 0,
     layout: str = "auto",
+    info: tuple[str, ...] = (),
 ) -> Adapted:
     """Returns an environment.
 
     `task`: see above; `settings`: its keyword arguments, as the text of a JSON object; `max_steps`: of an episode, in
     addition to the environment's own limit; `rendered`: whether `render` is called; `seed`: of the global random
-    generators; `layout`: of its observations, see `image_spec`. Raises UsageError if there is no such environment,
-    BrokenEnvironment if it cannot be made.
+    generators; `layout`: of its observations, see `image_spec`; `info`: names, see `Adapted`. Raises UsageError if
+    there is no such environment, BrokenEnvironment if it cannot be made.
     """
     function = _function_of(task, rendered)
     with _reported(task, function.func), contextlib.ExitStack() as opened:
@@ -95,7 +96,7 @@ def make(
         if not isinstance(environment, gymnasium.Env):
             raise TypeError(f"{task.rpartition(':')[2]} returned {type(environment).__name__}, not a gymnasium.Env")
         opened.callback(environment.close)
-        adapted = Adapted(gymnasium.wrappers.TimeLimit(environment, max_steps), task, layout)
+        adapted = Adapted(gymnasium.wrappers.TimeLimit(environment, max_steps), task, layout, info)
         adapted.opened = opened.pop_all()
         return adapted
 
@@ -104,15 +105,17 @@ class Adapted(gymnasium.Wrapper[np.ndarray, Any, Any, Any]):
     """An environment whose observations are uint8[H, W] or [H, W, C] (pixels), or else one vector, float32[D].
 
     A vector holds the parts of the original observation in the order of its space. Rewards and flags are Python's;
-    `info` keeps only the number of lives. Every method raises BrokenEnvironment if the environment fails.
+    `info` keeps only the number of lives and, at the end of an episode, the numbers with the names that are given.
+    Every method raises BrokenEnvironment if the environment fails.
     """
 
     opened = contextlib.ExitStack()  # closes the environment, and frees its number
 
-    def __init__(self, environment: gymnasium.Env[Any, Any], task: str, layout: str):
-        """`layout`: see `image_spec`. Raises UsageError for spaces that no agent here can learn."""
+    def __init__(self, environment: gymnasium.Env[Any, Any], task: str, layout: str, info: tuple[str, ...] = ()):
+        """`layout`: see `image_spec`; `info`: names. Raises UsageError for spaces that no agent here can learn."""
         super().__init__(environment)
         self._task = task
+        self._info = info
         self.original_space = space = environment.observation_space
         action_spec(task, environment.action_space)
         check_bounds(task, environment.action_space)
@@ -146,12 +149,12 @@ class Adapted(gymnasium.Wrapper[np.ndarray, Any, Any, Any]):
             else:
                 action = int(action)
             observation, reward, terminated, truncated, info = self.env.step(action)
-            number = np.asarray(reward)
-            if number.ndim or number.dtype.kind not in "biuf":
-                raise TypeError(f"the reward is {short_repr(str(reward))}, not one number")
-            if not abs(float(reward)) <= LARGEST:  # also if it is not a number
+            if not abs(_number("the reward", reward)) <= LARGEST:  # also if it is not a number
                 raise BrokenEnvironment(f"environment.task={self._task}: it returned a reward of {reward}")
-            return self._adapted(observation), float(reward), bool(terminated), bool(truncated), _lives(info)
+            kept = _lives(info)
+            if terminated or truncated:
+                kept |= {name: _number(name, info[name]) for name in self._info if name in info}
+            return self._adapted(observation), float(reward), bool(terminated), bool(truncated), kept
 
     def render(self) -> np.ndarray | None:  # type: ignore[override]
         """Returns the frame, uint8[height, width, 3]; None if it cannot be rendered."""
@@ -258,7 +261,14 @@ def _outside(space: spaces.Box, array: np.ndarray) -> np.ndarray:
     return array[(array < space.low) | (array > space.high)] if is_whole else array.ravel()
 
 
-def _lives(info: dict[str, Any]) -> dict[str, int]:
+def _number(name: str, value: Any) -> float:
+    array = np.asarray(value)
+    if array.ndim or array.dtype.kind not in "biuf":
+        raise TypeError(f"{name} is {short_repr(str(value))}, not one number")
+    return float(value)
+
+
+def _lives(info: dict[str, Any]) -> dict[str, float]:
     if not isinstance(info, dict):
         raise TypeError(f"the info is {short_repr(str(info))}, not a dict")
     return {"lives": int(info["lives"])} if "lives" in info else {}

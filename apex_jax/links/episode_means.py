@@ -6,8 +6,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from apex_jax.run.metrics import Bands, Mean
+from apex_jax.config import Config
+from apex_jax.run.metrics import EPSILON_BANDS, NOISE_BANDS, TRAINING_INFO, TRAINING_TAG, Bands, Mean
 from apex_jax.transport.messages import EpisodeStatistics
+from apex_jax.types import SegmentSpec
 
 
 @dataclass
@@ -15,9 +17,20 @@ class EpisodeMeans:
     """Means over the training games since the last report."""
 
     bands: Bands
+    info_names: tuple[str, ...] = ()  # see `metrics.info`
     episode_return: Mean = field(default_factory=Mean)
     length: Mean = field(default_factory=Mean)
     by_band: dict[str, Mean] = field(default_factory=dict)
+    info: dict[str, Mean] = field(default_factory=dict)
+
+    @classmethod
+    def of_run(cls, config: Config, spec: SegmentSpec) -> EpisodeMeans:
+        """Returns the means of no games yet."""
+        return cls(EPSILON_BANDS if spec.action.dtype == "int32" else NOISE_BANDS, config.metrics.info)
+
+    def emptied(self) -> EpisodeMeans:
+        """Returns the means of no games yet, of the same bands and numbers."""
+        return EpisodeMeans(self.bands, self.info_names)
 
     def add(self, message: EpisodeStatistics) -> bool:
         """Adds the games of a message; adds none and returns False if any value is impossible.
@@ -32,4 +45,18 @@ class EpisodeMeans:
         self.length.add(steps)
         for band, returns in self.bands.split(exploration, message.episode_return):
             self.by_band.setdefault(band, Mean()).add(returns)
+        for name, numbers in zip(message.info_names.split(), message.info.T, strict=False):
+            if name in self.info_names:
+                self.info.setdefault(name, Mean()).add(numbers[np.isfinite(numbers)])
         return True
+
+    def values(self) -> dict[str, float]:
+        """Returns the means by their tag; empty if no game has ended."""
+        if not self.length.count:
+            return {}
+        return {
+            "charts/episodic_return": self.episode_return.result(),
+            "charts/episodic_length": self.length.result(),
+            **{f"{TRAINING_TAG}{band}": mean.result() for band, mean in self.by_band.items()},
+            **{f"{TRAINING_INFO}{name}": mean.result() for name, mean in self.info.items() if mean.count},
+        }

@@ -8,7 +8,6 @@ import threading
 from collections import Counter
 from functools import partial
 
-import numpy as np
 import zmq
 
 from apex_jax.host.errors import RunError
@@ -94,9 +93,9 @@ class ExperienceClient(LinkClient):
             return False
         return True
 
-    def put_episodes(self, exploration: np.ndarray, episode_return: np.ndarray, steps: np.ndarray) -> None:
-        """Queues the statistics of finished games, [N] each."""
-        self._outbox.episodes.append(EpisodeStatistics(self._hello.peer_id, exploration, episode_return, steps))
+    def put_episodes(self, episodes: EpisodeStatistics) -> None:
+        """Queues the statistics of finished games."""
+        self._outbox.episodes.append(episodes)
 
     def turn(self, now_seconds: float) -> None:
         """Encodes the next segment, sends pending messages, and handles those received."""

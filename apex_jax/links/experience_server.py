@@ -16,7 +16,6 @@ from apex_jax.process import digest_of_peer_id
 from apex_jax.replay.ledger import ActorCounts
 from apex_jax.replay.replay import Replay
 from apex_jax.run.identity import RunIdentity
-from apex_jax.run.metrics import EPSILON_BANDS, NOISE_BANDS
 from apex_jax.segment_codec import CorruptSegment, decode_columns, value_limits
 from apex_jax.transport import sockets
 from apex_jax.transport.messages import (
@@ -59,7 +58,7 @@ class ExperienceServer(LinkServer[ActorPeer]):
         self.membership = Membership(config.ladder_size, index, servers)
         names, key = ("the replay server", "this actor"), config.compatibility_key
         super().__init__(names, socket, key, run, self.membership.actors, MAX_ACTORS)
-        self.episodes = EpisodeMeans(EPSILON_BANDS if spec.action.dtype == "int32" else NOISE_BANDS)
+        self.episodes = EpisodeMeans.of_run(config, spec)
         self._config = config
         self._spec = spec
         self._replay = replay

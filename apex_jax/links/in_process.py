@@ -17,7 +17,6 @@ from apex_jax.links.sampling_server import index_batches
 from apex_jax.links.weights_client import Weights
 from apex_jax.process import StopSignal
 from apex_jax.replay.replay import Replay
-from apex_jax.run.metrics import EPSILON_BANDS, NOISE_BANDS
 from apex_jax.segment_codec import decode_segment, encode_record
 from apex_jax.transport.messages import NO_RETURN, ActorStatus, ActorWelcome, EpisodeStatistics, IndexBatches
 from apex_jax.types import MAX_STREAMED_SEGMENTS, Segment, SegmentSpec
@@ -133,7 +132,7 @@ class InProcessExperience:
         self.client = self
         self.produced = 0  # transitions of the actor so far; updated by the actor before each `put`
         self.dropped = Counter[str]()
-        self.episodes = EpisodeMeans(EPSILON_BANDS if spec.action.dtype == "int32" else NOISE_BANDS)
+        self.episodes = EpisodeMeans.of_run(config, spec)
         self._replay, self._config, self._spec, self._stop = replay, config, spec, stop
         self._segments = 0
         self.peer_id = replay.highest_actor_number + 1  # of an actor that is new at each start
@@ -158,13 +157,13 @@ class InProcessExperience:
         self._replay.insert(record, segment.columns, time.monotonic())
         return True
 
-    def put_episodes(self, exploration: np.ndarray, episode_return: np.ndarray, steps: np.ndarray) -> None:
-        """Adds the statistics of finished games, [N] each, to `episodes`."""
-        self.episodes.add(EpisodeStatistics(self.peer_id, exploration, episode_return, steps))
+    def put_episodes(self, episodes: EpisodeStatistics) -> None:
+        """Adds the statistics of finished games to `episodes`."""
+        self.episodes.add(episodes)
 
     def take_episodes(self) -> EpisodeMeans:
         """Returns the statistics of the games since the last call."""
-        episodes, self.episodes = self.episodes, EpisodeMeans(self.episodes.bands)
+        episodes, self.episodes = self.episodes, self.episodes.emptied()
         return episodes
 
     def close(self) -> None:

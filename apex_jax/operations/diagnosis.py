@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from apex_jax.config import Config
-from apex_jax.run.metrics import EVALUATED_RETURN
+from apex_jax.run.metrics import EVALUATED_INFO, EVALUATED_RETURN, TRAINING_INFO
 
 PATIENCE_SECONDS = 60.0  # a shorter problem is not reported
 ENDLESS_SECONDS = 180.0  # of learning without the end of an episode
@@ -59,6 +59,7 @@ class Diagnosis:
             *_flow(self._config, values, learning, silent_seconds, self._ratio),
             *_upkeep(self._config, values, learning),
             *_endless(self._config, values, learning),
+            *_missing_info(self._config, values),
             *_durability(self._config, values),
         ]
         self._since = {symptom.name: self._since.get(symptom.name, now) for symptom in symptoms}
@@ -169,6 +170,14 @@ def _endless(config: Config, values: Mapping[str, float], learning: bool) -> Ite
         limits = ("environment", config.environment), ("evaluator", config.evaluator)
         keys = " and ".join(f"{name}.max_episode_frames (now {group.max_episode_frames:,})" for name, group in limits)
         yield Symptom("endless", f"no episode has ended yet: if episodes have no end, lower {keys}", ENDLESS_SECONDS)
+
+
+def _missing_info(config: Config, values: Mapping[str, float]) -> Iterator[Symptom]:
+    for name in config.metrics.info:
+        tags = {f"{TRAINING_INFO}{name}", f"{EVALUATED_INFO}{name}"}
+        if {"charts/episodic_return", EVALUATED_RETURN} & set(values) and not tags & set(values):
+            what = f"no game so far had the number {name} in its info at its end"
+            yield Symptom(f"info {name}", f"{what}: see metrics.info (now {', '.join(config.metrics.info)})")
 
 
 def _durability(config: Config, values: Mapping[str, float]) -> Iterator[Symptom]:

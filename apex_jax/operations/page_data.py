@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -17,8 +19,9 @@ from apex_jax.operations.live_view import rows
 from apex_jax.operations.progress import RunProgress
 from apex_jax.plotting.curves import EVALUATION, Curve, curves_of
 from apex_jax.plotting.video import ENCODERS, video_of_run
-from apex_jax.run.evaluations import return_text
-from apex_jax.run.metric_files import MetricsFollower
+from apex_jax.run.evaluations import FILE_NAME, return_text
+from apex_jax.run.metric_files import MetricsFollower, read_metrics
+from apex_jax.run.metrics import EVALUATED_INFO, TRAINING_INFO
 from apex_jax.run.provenance import chosen_settings, machine_of, read_starts, shown_command
 
 POLL_SECONDS = 3.0  # between two requests of a page
@@ -29,7 +32,12 @@ TRAINING, LOSS = "charts/episodic_return", "losses/td_loss"
 SPREAD = ("eval/episodic_return_lowest", "eval/episodic_return_highest", "eval/episodic_return_standard_deviation")
 GAMES, SECONDS = "eval/episodes", "eval/seconds"
 UPDATE_RATE, REPLAY_SIZE = "charts/updates_per_second", "replay/size_transitions"
-KEPT = ("time", "step", EVALUATION, TRAINING, LOSS, UPDATE_RATE, REPLAY_SIZE, *SPREAD, GAMES, SECONDS)
+Q_VALUES, GRADIENT, LENGTH = "losses/q_values", "losses/gradient_norm", "charts/episodic_length"
+CURVES = (EVALUATION, TRAINING, LOSS, UPDATE_RATE, REPLAY_SIZE, Q_VALUES, GRADIENT, LENGTH)
+KEPT = ("time", "step", *CURVES, *SPREAD, GAMES, SECONDS)
+OWN = "own/"  # followed by the name of a metric of an algorithm of one's own
+NAMED = (TRAINING_INFO, EVALUATED_INFO, OWN)
+MOST_OTHERS = 6  # other runs in the charts of returns
 MEDIA = {".mp4": "video/mp4", ".gif": "image/gif"}  # by ending of a video
 
 
@@ -41,7 +49,7 @@ class RunLines:
         self._processes: dict[Path, _ProcessLines] = {}
 
     def read(self) -> list[dict[str, Any]]:
-        """Returns the lines so far, with the tags in KEPT only."""
+        """Returns the lines so far, with the tags that the page shows only."""
         for path in sorted(self._folder.glob("*.jsonl")):
             self._processes.setdefault(path, _ProcessLines(path))
         return [line for process in self._processes.values() for line in process.read()]
@@ -60,7 +68,7 @@ class _ProcessLines:
         """Returns at most MOST_LINES lines, at equal distances from the beginning to the end of the run."""
         for line in self._follower.read_new():
             if self._count % self._stride == 0:
-                self._lines.append({tag: line[tag] for tag in KEPT if tag in line})
+                self._lines.append({tag: line[tag] for tag in line if tag in KEPT or tag.startswith(NAMED)})
             self._count += 1
         while len(self._lines) > MOST_LINES:
             self._stride *= 2
@@ -68,11 +76,52 @@ class _ProcessLines:
         return self._lines
 
 
-def page_data(config: Config, lines: Sequence[Mapping[str, Any]], progress: RunProgress | None) -> dict[str, Any]:
-    """Returns the data of a page that asks for more every POLL_SECONDS; without `progress`, only what files hold."""
+class OtherRuns:
+    """Follows the evaluations of the runs beside this one, in the same folder, that have the same task."""
+
+    def __init__(self, config: Config) -> None:
+        self._task, self._directory = config.environment.task, Path(config.directory).absolute()
+        self._known: dict[Path, tuple[int, Curve | None]] = {}  # by directory: nanoseconds of its file, its curve
+
+    def read(self) -> dict[str, Curve]:
+        """Returns the curves of those that were evaluated last, at most MOST_OTHERS, by the name of their directory."""
+        changed = dict[Path, int]()
+        for path in self._directory.parent.glob(f"*/{FILE_NAME}"):
+            with contextlib.suppress(OSError):  # it has just been deleted
+                changed[path.parent] = path.stat().st_mtime_ns
+        curves = dict[str, Curve]()
+        for directory in sorted(changed, key=changed.__getitem__, reverse=True):
+            if directory != self._directory and (curve := self._curve(directory, changed[directory])) is not None:
+                curves[directory.name] = curve
+            if len(curves) == MOST_OTHERS:
+                break
+        return curves
+
+    def _curve(self, directory: Path, changed: int) -> Curve | None:
+        known = self._known.get(directory)
+        if known is None or known[0] != changed:
+            starts, curve = read_starts(directory), None
+            if starts and starts[-1].get("task") == self._task:
+                lines = [line for file in sorted(directory.glob("metrics/*.jsonl")) for line in read_metrics(file)]
+                curve = curves_of(starts, lines, [EVALUATION])[EVALUATION]
+            known = self._known[directory] = changed, curve
+        return known[1]
+
+
+def page_data(
+    config: Config,
+    lines: Sequence[Mapping[str, Any]],
+    progress: RunProgress | None,
+    others: Mapping[str, Curve] = MappingProxyType({}),
+) -> dict[str, Any]:
+    """Returns the data of a page that asks for more every POLL_SECONDS; without `progress`, only what files hold.
+
+    `others`: other runs to compare with, see `OtherRuns`.
+    """
     shown = dict(rows(progress)) if progress is not None else {}
     processes = shown.pop("processes", "")
     starts = read_starts(config.directory)
+    named = sorted({tag for line in lines for tag in line if tag.startswith(NAMED)})
     facts = {
         "directory": Path(config.directory).absolute().name,
         "command": shown_command(str(starts[-1].get("command") or "")) if starts else "",
@@ -89,7 +138,7 @@ def page_data(config: Config, lines: Sequence[Mapping[str, Any]], progress: RunP
         "poll_seconds": POLL_SECONDS,
         "warnings": list(progress.warnings) if progress is not None else [],
         "tiles": [_tile(name, text) for name, text in shown.items()],
-        "charts": _charts(config, curves_of(starts, lines, [EVALUATION, TRAINING, LOSS, UPDATE_RATE, REPLAY_SIZE])),
+        "charts": _charts(config, curves_of(starts, lines, [*CURVES, *named]), others),
         "facts": [[name, text] for name, text in facts.items() if text],
         "settings": [list(setting) for setting in chosen_settings(config)],
         "video": _video(config),
@@ -151,8 +200,9 @@ def _frame_rate(curve: Curve, interval_minutes: float) -> Curve:
     return Curve(frames[1:], minutes[1:], np.diff(frames) / np.diff(minutes) / 60)
 
 
-def _charts(config: Config, curves: Mapping[str, Curve]) -> list[dict[str, Any]]:
-    returns = {"evaluation": curves[EVALUATION], "training, exploring": curves[TRAINING]}
+def _charts(config: Config, curves: Mapping[str, Curve], others: Mapping[str, Curve]) -> list[dict[str, Any]]:
+    """`others`: the evaluations of other runs."""
+    returns = {"evaluation": curves[EVALUATION], "training, exploring": curves[TRAINING], **others}
     loss, updates = curves[LOSS], curves[UPDATE_RATE]
     frames = _frame_rate(curves[REPLAY_SIZE], config.metrics_interval_seconds / 60)  # which replay servers measure
     loss = Curve(*(column[loss.returns > 0] for column in loss))  # the scale is logarithmic
@@ -162,7 +212,23 @@ def _charts(config: Config, curves: Mapping[str, Curve]) -> list[dict[str, Any]]
         _chart("Loss of the learner", "minutes", "loss, logarithmic", {"": loss}, scale="log"),
         _chart("Speed of the actors", "minutes", "frames per second", {"": frames}, scale="zero"),
         _chart("Speed of the learner", "minutes", "updates per second", {"": updates}, scale="zero"),
+        _chart("Q-values", "minutes", "mean of the replayed actions", {"": curves[Q_VALUES]}),
+        _chart("Norm of the gradient", "minutes", "before clipping", {"": curves[GRADIENT]}, scale="zero"),
+        _chart("Length of the games", "minutes", "agent steps, training", {"": curves[LENGTH]}, scale="zero"),
+        *_named_charts(curves),
     ]
+
+
+def _named_charts(curves: Mapping[str, Curve]) -> Iterator[dict[str, Any]]:
+    """Yields the charts of the numbers of `metrics.info`, and of the metrics of an algorithm of one's own."""
+    info = (TRAINING_INFO, EVALUATED_INFO)
+    for name in sorted({tag.removeprefix(start) for tag in curves for start in info if tag.startswith(start)}):
+        of_kind = {"evaluation": f"{EVALUATED_INFO}{name}", "training, exploring": f"{TRAINING_INFO}{name}"}
+        series = {kind: curves[tag] for kind, tag in of_kind.items() if tag in curves}
+        yield _chart(name, "minutes", "mean at the end of games", series)
+    for tag in curves:
+        if tag.startswith(OWN):
+            yield _chart(tag.removeprefix(OWN), "minutes", "metric of the algorithm", {"": curves[tag]})
 
 
 def _chart(title: str, axis: str, unit: str, curves: Mapping[str, Curve], scale: str = "linear") -> dict[str, Any]:

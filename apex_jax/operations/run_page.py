@@ -15,7 +15,7 @@ from typing import Any
 from apex_jax.config import Config
 from apex_jax.host.disk import atomic_write, open_regular
 from apex_jax.host.errors import RunError
-from apex_jax.operations.page_data import MEDIA, RunLines, page_data, report_data, video_of
+from apex_jax.operations.page_data import MEDIA, OtherRuns, RunLines, page_data, report_data, video_of
 from apex_jax.operations.progress import RunProgress
 from apex_jax.transport.http_link import BACKLOG, Answer, HttpServer
 
@@ -37,7 +37,8 @@ def write_report(config: Config, data: Callable[[], Mapping[str, Any]] | None = 
     `data`: returns the data of the page; None = what the files of the run hold.
     """
     try:
-        content = data() if data is not None else page_data(config, RunLines(config.directory).read(), None)
+        lines, others = RunLines(config.directory), OtherRuns(config)
+        content = data() if data is not None else page_data(config, lines.read(), None, others.read())
         with atomic_write(Path(config.directory, REPORT_NAME)) as half:
             half.write_text(document(report_data(content, config)), "utf-8")
     except Exception as error:  # the run goes on without it
@@ -50,8 +51,8 @@ class RunPage:
     def __init__(self, config: Config):
         self.address = ""  # of the page, empty = there is none
         self._config = config
-        self._lines = RunLines(config.directory)
-        self._lock = threading.Lock()  # of `_lines`
+        self._lines, self._others = RunLines(config.directory), OtherRuns(config)
+        self._lock = threading.Lock()  # of both
         self._progress: RunProgress | None = None
         self._server: HttpServer | None = None
 
@@ -82,7 +83,7 @@ class RunPage:
 
     def _data(self) -> dict[str, Any]:
         with self._lock:
-            return page_data(self._config, self._lines.read(), self._progress)
+            return page_data(self._config, self._lines.read(), self._progress, self._others.read())
 
     def _answer(self, path: str) -> Answer | None:
         if path == "/":

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,6 +24,7 @@ class PlayedGames(NamedTuple):
     updates: int  # of the params
     exploration: float  # epsilon (DQN) or standard deviation of the noise (DPG)
     returns: np.ndarray  # float64[games], raw rewards
+    info: Mapping[str, np.ndarray] = MappingProxyType({})  # float64[games] by name in `metrics.info`, NaN: none
 
 
 def return_text(value: float, separator: str = "") -> str:
@@ -60,4 +63,6 @@ def _games(record: dict[str, Any]) -> PlayedGames | None:
     returns, numbers = record.get("returns"), [record.get(name) for name in ("updates", "exploration")]
     if not isinstance(returns, list) or not returns or not all(map(is_number, [*returns, *numbers])):
         return None
-    return PlayedGames(record["time"], int(record["updates"]), record["exploration"], np.array(returns, np.float64))
+    info = {name: np.array(numbers, np.float64) for name, numbers in (record.get("info") or {}).items()}
+    games = record["time"], int(record["updates"]), record["exploration"], np.array(returns, np.float64), info
+    return PlayedGames(*games)

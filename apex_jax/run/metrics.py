@@ -41,6 +41,7 @@ TAGS: dict[str, str] = {
     "charts/episodic_return_epsilon_<band>": "DQN: the same, of one band of epsilon; low bands rise first",
     "charts/episodic_return_noise_<band>": "DPG: the same, of one band of noise on the actions; rises",
     "charts/episodic_length": "mean length of training games, in agent steps; how it should move depends on the game",
+    "charts/info_<name>": "mean of this number of metrics.info at the end of training games; as the environment says",
     "losses/td_loss": "importance-weighted loss, mean of a batch, of all critics together; bounded, need not fall",
     "losses/q_values": "mean q-value of the actions replayed; settles, growth without end is divergence",
     "own/<name>": "a metric of an algorithm of your own, mean of an update; as that algorithm says",
@@ -71,6 +72,7 @@ TAGS: dict[str, str] = {
     "eval/human_normalized_score": "episodic_return with random play as 0 and a human tester as 1; rises above 1",
     "eval/film_return": "return of the episode in the video, in the task's own simulator and not in EnvPool; near"
     " eval/episodic_return",
+    "eval/info_<name>": "mean of this number of metrics.info at the end of these games; as the environment says",
     "eval/updates": "learner updates behind the evaluated weights; grows from one evaluation to the next",
     "eval/frames": "emulator frames behind the evaluated weights; grows from one evaluation to the next",
     "replay/size_transitions": "transitions in the replay; grows to its capacity and stays",
@@ -105,6 +107,7 @@ TAGS: dict[str, str] = {
 _OPEN_TAGS = tuple(tag.partition("<")[0] for tag in TAGS if "<" in tag)
 TRAINING_TAG = "charts/episodic_return_"  # followed by the name of a band, see `Bands.names`
 EVALUATED_RETURN = "eval/episodic_return"
+TRAINING_INFO, EVALUATED_INFO = "charts/info_", "eval/info_"  # followed by a name in `metrics.info`
 
 
 class Bands(NamedTuple):

@@ -24,7 +24,7 @@ from apex_jax.links.weights_client import Weights, WeightsClient
 from apex_jax.process import ROLE_NUMBERS, StopSignal, digest_of_peer_id, new_peer_id, process_rng
 from apex_jax.run.metrics import RateMeter
 from apex_jax.transport.addresses import addresses_of_servers
-from apex_jax.transport.messages import NO_LADDER_INDICES, ActorHello, ActorStatus, ActorWelcome
+from apex_jax.transport.messages import NO_LADDER_INDICES, ActorHello, ActorStatus, ActorWelcome, EpisodeStatistics
 from apex_jax.types import Segment, SegmentSpec, Step
 from apex_jax.workers.role import RoleContext, checked_spec, open_role
 
@@ -96,11 +96,15 @@ class Actor:
         self.steps += transitions
         client.produced += transitions
         if episodes:
-            client.put_episodes(
+            statistics = EpisodeStatistics(
+                self.replay.peer_id,
                 exploration[[episode.env_id for episode in episodes]],
                 np.array([episode.episode_return for episode in episodes], np.float32),
                 np.array([episode.steps for episode in episodes], np.int32),
+                " ".join(self.role.config.metrics.info),
+                np.array([episode.info for episode in episodes], np.float32),
             )
+            client.put_episodes(statistics)
         for segment in segments:
             while not self._put(client, segment):
                 if self.replay.must_leave:

@@ -17,7 +17,7 @@ from apex_jax.links.weights_client import Weights
 from apex_jax.policy import restore_params
 from apex_jax.process import StopSignal
 from apex_jax.types import SegmentSpec
-from apex_jax.workers.evaluation import Evaluation, Evaluator
+from apex_jax.workers.evaluation import Evaluator
 from apex_jax.workers.recording import Film, complete_film, frames_per_second
 from apex_jax.workers.saver import FIRST_CHECKPOINT_SECONDS
 
@@ -34,7 +34,7 @@ def evaluate_checkpoint(config: Config, spec: SegmentSpec, stop: StopSignal) -> 
             returns = evaluator.evaluate(weights.params, stop.is_set, film.add if video else None)
         if returns is None:
             return
-        evaluation = Evaluation(config, returns, weights.updates, weights.environment_steps, evaluator.seconds)
+        evaluation = evaluator.evaluation(returns, weights)
         print(evaluation.describe())
         evaluation.store(run_directory, algorithm.evaluation_exploration)
         if video:

@@ -17,9 +17,11 @@ from apex_jax.agent.algorithm import Algorithm, Params
 from apex_jax.config import Config
 from apex_jax.environments.atari_scores import human_normalized_score
 from apex_jax.environments.environment import EpisodeTracker, VectorEnvironment
+from apex_jax.links.weights_client import Weights
 from apex_jax.process import ROLE_NUMBERS, process_rng
 from apex_jax.run.evaluations import FILE_NAME, return_text, spread
 from apex_jax.run.metric_files import append_line
+from apex_jax.run.metrics import EVALUATED_INFO
 from apex_jax.types import SegmentSpec
 
 _log = logging.getLogger(__name__)
@@ -33,6 +35,12 @@ class Evaluation(NamedTuple):
     updates: int  # of the weights
     environment_steps: int  # of the whole run, at those updates
     seconds: float  # that the games took
+    numbers: np.ndarray | None = None  # float64[episodes, K] of the K names in `metrics.info`, at the end of the games
+
+    @property
+    def info(self) -> dict[str, np.ndarray]:
+        """The numbers of the games by their name, float64[episodes]; NaN: the game has none."""
+        return {} if self.numbers is None else dict(zip(self.config.metrics.info, self.numbers.T, strict=True))
 
     @property
     def frames(self) -> int:
@@ -51,6 +59,9 @@ class Evaluation(NamedTuple):
             "eval/updates": self.updates,
             "eval/frames": self.frames,
         }
+        for name, numbers in self.info.items():
+            if np.isfinite(numbers).any():
+                values[f"{EVALUATED_INFO}{name}"] = float(np.nanmean(numbers))
         score = human_normalized_score(self.config.environment.task, mean)
         return values if score is None else values | {"eval/human_normalized_score": score}
 
@@ -80,6 +91,10 @@ class Evaluation(NamedTuple):
             "mean": float(self.returns.mean()),
             **spread(self.returns),
             "returns": self.returns.tolist(),
+            "info": {
+                name: [number if np.isfinite(number) else None for number in numbers.tolist()]
+                for name, numbers in self.info.items()
+            },
         }
         try:
             append_line(Path(run_directory, FILE_NAME), json.dumps(line).encode() + b"\n")
@@ -105,7 +120,8 @@ class Evaluator:
         self.beat = beat
         self.steps_per_second = 0.0  # over all games of the current or last evaluation
         self.seconds = 0.0  # of that evaluation
-        self._settings = config.evaluator
+        self._info = np.zeros((config.evaluator.episodes, len(config.metrics.info)))  # of its games
+        self._config, self._settings = config, config.evaluator
         self._algorithm = algorithm
         self._rng = process_rng(config.seed, ROLE_NUMBERS["evaluator"])
         seeds = self._rng.integers(2**31, size=self._settings.episodes)
@@ -135,6 +151,7 @@ class Evaluator:
                 self._observation[step.env_id] = step.observation
                 for episode in tracker.add(step):
                     returns[episode.env_id] = episode.episode_return
+                    self._info[episode.env_id] = episode.info
             steps += playing.size
             self.seconds = time.monotonic() - started
             self.steps_per_second = steps / max(1e-9, self.seconds)
@@ -148,6 +165,11 @@ class Evaluator:
             self.environment.send(self._actions(params, playing, key, call), playing)
         self.environment.reset()  # for the next evaluation
         return None if playing.size else returns
+
+    def evaluation(self, returns: np.ndarray, weights: Weights) -> Evaluation:
+        """Returns the evaluation of the last games; `returns`: what `evaluate` returned for these weights."""
+        counts = weights.updates, weights.environment_steps
+        return Evaluation(self._config, returns, *counts, self.seconds, self._info.copy())
 
     def _actions(self, params: Params, playing: np.ndarray, key: jax.Array, call: int) -> np.ndarray:
         """Returns the actions [P, ...] of the games `playing`."""

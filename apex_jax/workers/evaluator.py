@@ -72,7 +72,7 @@ def follow(role: RoleContext, spec: SegmentSpec) -> None:
                 returns = evaluator.evaluate(weights.params, cancelled, film.add if weights.final else None)
                 if returns is None:
                     continue
-                evaluation = Evaluation(config, returns, weights.updates, weights.environment_steps, evaluator.seconds)
+                evaluation = evaluator.evaluation(returns, weights)
                 client.best_return = max(client.best_return, float(returns.mean()))
                 record(role, spec, algorithm, evaluation, weights.params, client.dropped.copy())
                 if weights.final:

@@ -29,7 +29,7 @@ from apex_jax.run.evaluations import PlayedGames
 from apex_jax.run.identity import new_identity
 from apex_jax.types import SegmentSpec
 from apex_jax.workers.actor import Actor
-from apex_jax.workers.evaluation import Evaluation, Evaluator
+from apex_jax.workers.evaluation import Evaluator
 from apex_jax.workers.evaluator import finish_film, record
 from apex_jax.workers.learner import Learner, learn_and_end, open_learner
 from apex_jax.workers.local import check_local, open_run
@@ -109,12 +109,11 @@ class OneProcess:
         returns = self.evaluator.evaluate(weights.params, stop.is_set, film.add if film else None)
         if returns is None:
             return
-        config = self.evaluator_role.config
-        evaluation = Evaluation(config, returns, weights.updates, weights.environment_steps, self.evaluator.seconds)
+        evaluation = self.evaluator.evaluation(returns, weights)
         self.weights.best_return = max(self.weights.best_return, float(returns.mean()))
         record(self.evaluator_role, self.spec, algorithm, evaluation, weights.params)
-        exploration = algorithm.evaluation_exploration
-        self.is_ended |= bool(self.on_evaluation(PlayedGames(time.time(), weights.updates, exploration, returns)))
+        games = time.time(), weights.updates, algorithm.evaluation_exploration, returns, evaluation.info
+        self.is_ended |= bool(self.on_evaluation(PlayedGames(*games)))
         if film is not None:
             finish_film(self.evaluator_role, film, algorithm, weights.params, evaluation)
 

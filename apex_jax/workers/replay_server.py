@@ -19,7 +19,7 @@ from apex_jax.links.experience_server import ExperienceServer
 from apex_jax.links.sampling_server import SamplingServer
 from apex_jax.process import ROLE_NUMBERS, StopSignal, digest_of_peer_id, new_peer_id, process_rng
 from apex_jax.replay.replay import Replay
-from apex_jax.run.metrics import TRAINING_TAG, RateMeter
+from apex_jax.run.metrics import RateMeter
 from apex_jax.segment_codec import max_body_bytes
 from apex_jax.transport import sockets
 from apex_jax.transport.monitor import ServerMonitor
@@ -158,7 +158,7 @@ class ReplayServer:
         """Writes the metrics of both links and of the replay."""
         experience, sampling = self.experience, self.sampling
         values = self._metrics.take(experience.episodes, self.ledger(), len(experience.actors))
-        experience.episodes = EpisodeMeans(experience.episodes.bands)
+        experience.episodes = experience.episodes.emptied()
         self._role.write_metrics(self._run_steps, values, experience.dropped + sampling.dropped)
 
 
@@ -172,7 +172,7 @@ class ReplayMetrics:
     def take(self, means: EpisodeMeans, ledger: Mapping[str, int], actors: int) -> dict[str, float]:
         """Returns the values by tag. `means`: of the games since the last call; `actors`: that are connected."""
         replay = self._replay
-        values = {
+        return {
             "charts/environment_frames_per_second": self._rates["frames"].update(
                 replay.environment_steps * self._frame_skip
             ),
@@ -181,12 +181,8 @@ class ReplayMetrics:
             "replay/samples_per_second": self._rates["samples"].update(replay.limiter.sampled),
             "replay/actors": actors,
             **{f"ledger/{outcome}": transitions for outcome, transitions in ledger.items()},
+            **means.values(),
         }
-        if means.length.count:
-            values["charts/episodic_return"] = means.episode_return.result()
-            values["charts/episodic_length"] = means.length.result()
-            values |= {f"{TRAINING_TAG}{band}": mean.result() for band, mean in means.by_band.items()}
-        return values
 
 
 def run(config: Config, name: str, stop: StopSignal) -> int:

@@ -157,7 +157,8 @@ def test_fault_21_signalling_nan_is_refused_without_a_warning(served: Served) ->
 
 def test_fault_26_extreme_statistics_do_not_break_a_line_of_metrics(served: Served, tmp_path: Path) -> None:
     actor = served.actor(1)
-    sound = EpisodeStatistics(1, np.ones(1, np.float32), np.ones(1, np.float32), np.array([2**31 - 1], np.int32))
+    arrays = np.ones(1, np.float32), np.ones(1, np.float32), np.array([2**31 - 1], np.int32)
+    sound = EpisodeStatistics(1, *arrays, "level", np.ones((1, 1), np.float32))
     for value in (np.inf, np.nan, 3.4e38, -3.4e38):
         one = np.array([value], np.float32)
         actor.send(sound._replace(exploration=one, episode_return=one), sound._replace(exploration=one))

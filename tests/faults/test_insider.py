@@ -47,7 +47,8 @@ def served(tmp_path: Path) -> Iterator[Served]:
 def statistics(peer_id: int, number: int) -> EpisodeStatistics:
     """Games with epsilons in all bands."""
     epsilon = np.linspace(0, 1, number, dtype=np.float32)
-    return EpisodeStatistics(peer_id, epsilon, np.ones(number, np.float32), np.ones(number, np.int32))
+    arrays = epsilon, np.ones(number, np.float32), np.ones(number, np.int32)
+    return EpisodeStatistics(peer_id, *arrays, "", np.zeros((number, 0), np.float32))
 
 
 def calls_of(action: Callable[[], Any]) -> int:

@@ -15,7 +15,7 @@ import pytest
 
 from apex_jax.config import Config
 from apex_jax.operations import run_page
-from apex_jax.operations.page_data import RunLines, page_data
+from apex_jax.operations.page_data import OtherRuns, RunLines, page_data
 from apex_jax.operations.run_page import RunPage, write_report
 from apex_jax.plotting.video import video_writer
 from tests.rigs.live_views import progress
@@ -33,12 +33,16 @@ WARNING = "a/very/long/path/without/a/single/space/" * 12
 MEASURE = """<script>
 addEventListener("load", () => {
   const svg = document.querySelector("svg"), box = svg.getBoundingClientRect();
+  const lengths = () => [...document.querySelectorAll("#charts .card")].map((card) =>
+    [...card.querySelectorAll("path")].map((path) => path.getTotalLength()));
+  const curves = lengths();
+  document.querySelectorAll("#charts .card:first-child .entry")[2].click();
+  const hidden = lengths().map((paths) => paths.length);
   const tell = () => parent.postMessage({
     width: innerWidth,
     overflow: document.documentElement.scrollWidth - document.documentElement.clientWidth,
     page: getComputedStyle(document.body).backgroundColor,
-    curves: [...document.querySelectorAll("#charts .card")].map((card) =>
-      [...card.querySelectorAll("path")].map((path) => path.getTotalLength())),
+    curves, hidden,
     outside: [...document.querySelectorAll("svg text")].filter((text) => {
       const inner = text.getBoundingClientRect(), outer = text.ownerSVGElement.getBoundingClientRect();
       return inner.left < outer.left - 1 || inner.right > outer.right + 1;
@@ -91,15 +95,20 @@ def report(tmp_path: Path) -> Path:
     directory = make_run(tmp_path / "run", list(np.linspace(-21.0, 1_234.5, 30)), ("environment.task=Pong-v5",))
     lines = [
         (30.0 * i, i / 2, {"losses/td_loss": 3.0 / i, "charts/updates_per_second": 42.0 + i % 3, "learner/updates": i,
-                           "charts/environment_frames_per_second": 5_000.0 + i, "charts/episodic_return": -21.0 + i})
+                           "charts/environment_frames_per_second": 5_000.0 + i, "charts/episodic_return": -21.0 + i,
+                           "losses/q_values": i, "losses/gradient_norm": 1 / i, "charts/episodic_length": 2 * i,
+                           "charts/info_level": i, "own/entropy": -i})
         for i in range(1, 61)
     ]  # fmt: skip
     write_lines(directory / "metrics" / "learner.jsonl", lines)
     with video_writer(directory / "video.gif", RATE) as add:
         for i in range(3):
             add(np.full((210, 160, 3), 60 * i, np.uint8))
+    make_run(tmp_path / "other", list(np.linspace(-21.0, 800.0, 20)))
+    (tmp_path / "other" / "evaluations.jsonl").touch()
     config = Config(run_directory=str(directory))
-    data = page_data(config, RunLines(config.directory).read(), progress(share=0.4, warnings=(WARNING, EVIL)))
+    shown = progress(share=0.4, warnings=(WARNING, EVIL))
+    data = page_data(config, RunLines(config.directory).read(), shown, OtherRuns(config).read())
     write_report(config, lambda: {**data, "task": EVIL})
     return directory / "report.html"
 
@@ -110,7 +119,8 @@ def test_report_opened_from_disk_shows_every_curve_and_fits_the_width(report: Pa
     for scheme in SCHEMES:
         seen = measured(report, tmp_path, width, scheme)
         assert (seen["width"], seen["overflow"], seen["outside"]) == (width, 0, [])
-        assert [len(curves) for curves in seen["curves"]] == [2, 2, 1, 1, 1]
+        assert [len(curves) for curves in seen["curves"]] == [3, 3, 1, 1, 1, 1, 1, 1, 1, 1]
+        assert seen["hidden"] == [2, 2, 1, 1, 1, 1, 1, 1, 1, 1], "a click on its name hides a run"
         assert min(length for curves in seen["curves"] for length in curves) > width / 8
         assert seen["task"] == EVIL
         assert seen["film"] > 100

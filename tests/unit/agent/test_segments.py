@@ -63,6 +63,7 @@ def build(builder: SegmentBuilder, histories: dict[int, list[reference.Step]]) -
             terminated=np.array([step.terminated for step in now]),
             truncated=np.array([step.truncated for step in now]),
             life_lost=np.array([before is not None and step.lives < before.lives for _, step, before in rows]),
+            info=np.zeros((len(rows), 0), np.float32),
         )
         action = np.array([step.action for step in now], np.int32)
         q_taken, q_max = np.array([(step.q_taken, step.q_max) for step in now], np.float32).T

@@ -175,7 +175,8 @@ GAME = st.tuples(st.sampled_from([0.0, 0.005, 0.03, 0.1, 0.9, 1.0]), st.integers
 
 def statistics_of(games: list[tuple[float, int, int]]) -> EpisodeStatistics:
     epsilon, returns, steps = zip(*games, strict=True) if games else ((), (), ())
-    return EpisodeStatistics(1, np.array(epsilon, np.float32), np.array(returns, np.float32), np.array(steps, np.int32))
+    arrays = np.array(epsilon, np.float32), np.array(returns, np.float32), np.array(steps, np.int32)
+    return EpisodeStatistics(1, *arrays, "", np.zeros((len(games), 0), np.float32))
 
 
 def band_of(epsilon: float) -> str:
@@ -212,3 +213,14 @@ def test_message_with_one_impossible_value_adds_none_of_its_games(field: str, va
     getattr(message, field)[1] = value
     assert not means.add(message)
     assert (means.episode_return.count, means.length.count, means.by_band) == (0, 0, {})
+
+
+def test_means_of_numbers_in_info_are_of_the_games_that_have_them() -> None:
+    means = EpisodeMeans(EPSILON_BANDS, ("level", "is_success"))
+    numbers = np.array([[1.0, 3.0, 9.0], [0.0, np.nan, 9.0]], np.float32)
+    for names in ("is_success level other", "is_success"):  # an actor's own names, of which some are asked for
+        means.add(statistics_of([(0.5, 7, 10)] * 2)._replace(info_names=names, info=numbers))
+    values = means.values()
+    assert (values["charts/info_is_success"], values["charts/info_level"]) == (0.5, 3.0)
+    assert "charts/info_other" not in values
+    assert means.emptied().values() == {}

@@ -8,7 +8,15 @@ from typing import Any
 
 import pytest
 
-from apex_jax.config import ActorConfig, AlgorithmConfig, Config, EnvironmentConfig, LearnerConfig, ReplayConfig
+from apex_jax.config import (
+    ActorConfig,
+    AlgorithmConfig,
+    Config,
+    EnvironmentConfig,
+    LearnerConfig,
+    MetricsConfig,
+    ReplayConfig,
+)
 from apex_jax.operations.diagnosis import ENDLESS_SECONDS, PATIENCE_SECONDS, SILENCE_SECONDS, Diagnosis
 from apex_jax.operations.progress import ProgressReader
 from apex_jax.run.metrics import MetricsWriter
@@ -21,6 +29,7 @@ CONFIG = Config(
 )
 FREE = CONFIG.replace(replay=ReplayConfig(capacity_transitions=5000), actor=ActorConfig(processes=3))  # of any ratio
 USERS_TASK = CONFIG.replace(environment=EnvironmentConfig(task="gymnasium:my_file:MyEnv"))
+MISSES = CONFIG.replace(metrics=MetricsConfig(info=("level",)))
 WELL: dict[str, float] = {
     "losses/q_values": -1.5,
     "learner/wait_seconds_share": 0.5,
@@ -53,6 +62,7 @@ def warnings_of(
     (CONFIG, ({}, False, 45.0), ["replay does not fill", "no frame for 45 s"]),
     (CONFIG, (FILLED, False, 10 * SILENCE_SECONDS), ["learner.batch_size (now 512)", "learner.log in runs/x/logs"]),
     (USERS_TASK, ({},), ["no episode has ended", "evaluator.max_episode_frames (now 108,000)"]),
+    (MISSES, ({"charts/episodic_return": 1.0},), ["the number level in its info", "metrics.info (now level)"]),
 ])  # fmt: skip
 def test_problem_is_one_warning_with_the_key_to_change(config: Config, state: Any, parts: list[str]) -> None:
     values, *rest = state

@@ -14,7 +14,7 @@ from apex_jax.config import Config, EvaluatorConfig
 from apex_jax.config.load import load
 from apex_jax.operations import page_data as module
 from apex_jax.operations.live_view import rows
-from apex_jax.operations.page_data import MOST_POINTS, RunLines, page_data, report_data
+from apex_jax.operations.page_data import MOST_POINTS, OtherRuns, RunLines, page_data, report_data
 from apex_jax.plotting.curves import read_run
 from apex_jax.workers.evaluation import Evaluation
 from tests.rigs.live_views import progress
@@ -59,7 +59,7 @@ def test_page_of_a_run_without_files_is_complete_json(tmp_path: Path) -> None:
 
 def test_curve_of_many_points_keeps_its_ends(tmp_path: Path) -> None:
     directory = make_run(tmp_path / "run", list(np.arange(3.0 * MOST_POINTS)))
-    [series, _] = charts(data_of(directory))["Return over time"]["series"]
+    series = charts(data_of(directory))["Return over time"]["series"][0]
     assert len(series["x"]) == len(series["y"]) == MOST_POINTS
     assert (series["y"][0], series["y"][-1]) == (0.0, 3.0 * MOST_POINTS - 1)
 
@@ -85,6 +85,33 @@ def test_loss_and_speed_are_curves_and_values_without_a_logarithm_are_left_out(t
     assert over["Loss of the learner"]["series"][0] == {"name": "", "x": [1.0, 4.0], "y": [0.5, 0.25]}
     assert over["Speed of the learner"]["series"][0]["y"] == [10.0, 20.0, 30.0, 40.0]
     assert over["Speed of the actors"]["series"][0] == {"name": "", "x": [], "y": []}
+
+
+def test_newest_runs_beside_it_with_its_task_are_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MOST_OTHERS", 2)
+    for name, returns in (
+        ("oldest", [1.0]),
+        ("older", [2.0]),
+        ("other-task", [3.0]),
+        ("new", [4.0, 5.0]),
+        ("run", [6.0]),
+    ):
+        directory = make_run(tmp_path / name, returns)
+        (directory / "evaluations.jsonl").touch()
+    (tmp_path / "other-task" / "starts.jsonl").write_text(json.dumps({"time": START, "task": "Breakout-v5"}) + "\n")
+    config = Config(run_directory=str(tmp_path / "run"))
+    others = OtherRuns(config)
+    data = page_data(config, RunLines(config.directory).read(), None, others.read())
+    for title in ("Return over time", "Return over experience"):
+        series = charts(data)[title]["series"]
+        assert [each["name"] for each in series] == ["evaluation", "training, exploring", "new", "older"]
+        assert series[2]["y"] == [4.0, 5.0]
+    write_lines(tmp_path / "older" / "metrics" / "evaluator.jsonl", [(60.0, 1.0, {"eval/episodic_return": 7.0})])
+    (tmp_path / "older" / "evaluations.jsonl").touch()
+    assert {name: curve.returns.tolist() for name, curve in others.read().items()} == {
+        "older": [7.0],
+        "new": [4.0, 5.0],
+    }
 
 
 @pytest.mark.parametrize("servers", [1, 2])

@@ -14,7 +14,7 @@ from tests.rigs.messages import KIND_NUMBERS
 
 def test_kinds_keep_their_numbers() -> None:
     assert {message.__name__: number for number, message in enumerate(wire.MESSAGES)} == KIND_NUMBERS
-    assert wire.PROTOCOL_VERSION == 10
+    assert wire.PROTOCOL_VERSION == 11
 
 
 def test_every_marked_record_is_a_message() -> None:

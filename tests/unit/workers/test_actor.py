@@ -18,7 +18,7 @@ from apex_jax.agent.registry import make_algorithm
 from apex_jax.config.load import load
 from apex_jax.environments.environment import VectorEnvironment, segment_spec
 from apex_jax.links.weights_client import Weights
-from apex_jax.transport.messages import ActorWelcome
+from apex_jax.transport.messages import ActorWelcome, EpisodeStatistics
 from apex_jax.types import Segment, Step
 from apex_jax.workers.actor import Actor
 from apex_jax.workers.role import RoleContext
@@ -42,7 +42,7 @@ class Replay:
         self.segments.append(segment)
         return True
 
-    def put_episodes(self, *arrays: np.ndarray) -> None:
+    def put_episodes(self, episodes: EpisodeStatistics) -> None:
         """Takes returns, too."""
 
 

@@ -177,7 +177,7 @@ def test_metrics_count_stored_drawn_dropped_and_played(running: Running) -> None
     learner.receive(StreamedSegments)
     actor.send_frames(b"\xc1")
     games = np.array([0.001, 0.4], np.float32), np.array([20, 10], np.float32), np.array([7, 9], np.int32)
-    actor.send(EpisodeStatistics(1, *games))
+    actor.send(EpisodeStatistics(1, *games, "", np.zeros((2, 0), np.float32)))
     wait_until(lambda: running.server.experience.dropped and running.server.replay.limiter.sampled)
     wait_until(
         lambda: values_written(running.config).keys() >= {"replay/dropped_not_msgpack", "charts/episodic_return"}
@@ -200,7 +200,7 @@ def test_returns_of_games_with_continuous_actions_are_reported_by_band_of_noise(
     running = Running(config, SPEC._replace(action=CONTINUOUS))
     noise = np.array([0.05, 0.1, 0.3, 0.8, 1.5], np.float32)
     returns, steps = np.array([900, 700, 500, 30, 10], np.float32), np.full(5, 1_000, np.int32)
-    running.actor().send(EpisodeStatistics(1, noise, returns, steps))
+    running.actor().send(EpisodeStatistics(1, noise, returns, steps, "", np.zeros((5, 0), np.float32)))
     wait_until(lambda: "charts/episodic_return" in values_written(config))
     running.close()
     values = values_written(config)
