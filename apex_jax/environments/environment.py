@@ -210,7 +210,7 @@ class Episode(NamedTuple):
     env_id: int
     episode_return: float
     steps: int
-    info: np.ndarray  # float32[K], see `Step`, at the last step
+    info: tuple[float, ...] = ()  # K numbers, see `Step`, at the last step
 
 
 class EpisodeTracker:
@@ -227,7 +227,7 @@ class EpisodeTracker:
         rows = np.flatnonzero(step.terminated | step.truncated)
         ended = step.env_id[rows]
         episodes = [
-            Episode(int(i), float(self._returns[i]), int(self._steps[i]), step.info[row])
+            Episode(int(i), float(self._returns[i]), int(self._steps[i]), tuple(step.info[row].tolist()))
             for i, row in zip(ended, rows, strict=True)
         ]
         self._returns[ended] = 0
