@@ -18,7 +18,7 @@ GPU_FILES = (  # a container may have only the second; the third is that of WSL
     Path("/dev/nvidia0"), Path("/dev/nvidiactl"), Path("/dev/dxg"),
 )  # fmt: skip
 CORES_PER_ACTOR = 5  # on a GPU; an H100 and 16 cores, of which 10 were busy, were faster with 3 actors than with one
-ACTORS_ON_A_GPU = 8  # at most, a guess: each takes hundreds of MB of its memory, and a share of its time
+ACTORS_ON_A_GPU = 8  # limit, a guess: each takes hundreds of MB of the GPU's memory, and some of its time
 
 
 def choose_device(role: str, config: Config) -> None:
@@ -28,13 +28,13 @@ def choose_device(role: str, config: Config) -> None:
     most of each period, so XLA gets only as many cores as the quota allows.
     """
     if role == "local":
-        return  # computes nothing, and its roles would inherit the settings
+        return  # the supervisor computes nothing, and its roles would inherit the settings
     device = _device_of(role, config)
     if device != "auto":
         os.environ["JAX_PLATFORMS"] = {"cpu": "cpu", "gpu": "cuda"}[device]
-    if role == "learner" and config.learner.devices > 1:  # those of a CPU are virtual: they share its cores
+    if role == "learner" and config.learner.devices > 1:  # devices of a CPU are virtual: they share its cores
         os.environ.setdefault("JAX_NUM_CPU_DEVICES", str(config.learner.devices))
-    if role != "learner":  # may share the learner's GPU; by default JAX reserves most of its memory for each process
+    if role != "learner":  # it may share the learner's GPU, of which each process would reserve most of the memory
         os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     if usable_cores() < len(os.sched_getaffinity(0)):
         os.environ.setdefault("PJRT_NPROC", str(usable_cores()))
@@ -118,7 +118,7 @@ def _processor_kind() -> str:
 
 
 def learner_devices(config: Config) -> int:
-    """Returns how many devices the learner uses. Raises FatalError if JAX has fewer, or if they do not fit the run."""
+    """Returns how many devices the learner uses. Raises FatalError if JAX has fewer, or they cannot share the work."""
     import jax  # not at the top: the device is chosen before JAX is imported
 
     found = len(jax.devices())

@@ -45,16 +45,16 @@ def _run() -> tuple[int, bool]:
             print(to_yaml(command.config), end="")
             return 0, True
         if command.role in ("local", "learner"):
-            from apex_jax.run.provenance import check_resumable  # needs no JAX, whose import takes a second
+            from apex_jax.run.provenance import check_resumable  # this module needs no JAX, whose import takes a second
 
             check_resumable(command.config)
-        if not command.config.evaluator.checkpoint:  # which writes no metrics
+        if not command.config.evaluator.checkpoint:  # evaluating a checkpoint writes no metrics
             from apex_jax.run.loggers import check_loggers
 
             check_loggers(command.config)
         from apex_jax import (
             device,
-            process,  # after the command has been checked
+            process,  # imported after the command was checked
         )
 
         process.start_log(command.name)

@@ -46,7 +46,7 @@ def load_policy(
     folder of an exported policy; `updates`: the checkpoint of this number of updates instead of the newest undamaged
     one; `exploration`: the rate of random actions (DQN) or the standard deviation of the noise (DPG); evaluations of
     DQN use `evaluator.epsilon`, because some games loop for ever without it; `code`: the algorithm or network of the
-    run, such as "algorithm.name=my_file:make", if it is not one of this package: its module is imported only then.
+    run, such as "algorithm.name=my_file:make", if it is the user's, whose module is not imported otherwise.
     Raises RunError or UsageError, with a message of one line, if there is no such run or checkpoint, or if its
     configuration cannot be read.
     """
@@ -59,7 +59,7 @@ def load_policy(
 
 
 class Agent(NamedTuple):
-    """What a run has trained, and how far."""
+    """A trained agent, its configuration, and its progress."""
 
     config: Config  # as `agent.registry.resolved` returns it
     environment_spec: EnvironmentSpec
@@ -111,7 +111,7 @@ def _read_as_exported(path: Path) -> Iterator[None]:
 def restore_params(
     config: Config, run: str | os.PathLike[str], algorithm: Algorithm, updates: int | None = None
 ) -> tuple[Params, Progress] | None:
-    """Returns the params of a run's newest checkpoint, or of the one of `updates`, on the device; None if it has none.
+    """Returns the params of a run's newest checkpoint, or of that after `updates`, on the device; None if it has none.
 
     `config`: as `agent.registry.resolved` returns it; `run`: may also be the folder of the best evaluation, see
     `apex_jax.run.best`. Raises CheckpointError, see `Checkpointer.restore_newest`.
@@ -162,7 +162,7 @@ class Policy:
         updates: int = 0,
         exploration: float = 0,
     ):
-        """`environment_spec`: of the environment; `updates`: made to the params; `exploration`: see `load_policy`."""
+        """`updates`: number of updates that made the params; `exploration`: see `load_policy`."""
         self.environment_spec = environment_spec
         self.updates = updates
         self._act = algorithm.act

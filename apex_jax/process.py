@@ -1,4 +1,4 @@
-"""What every worker process needs: a stop signal, a check of its hosts, random numbers, a unique name and a log."""
+"""Parts common to all processes: a stop signal, a check of hosts, random numbers, a unique name and a log."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SUPERVISED = "APEX_JAX_SUPERVISED"  # set by the local supervisor: stdin is a pi
 FETCHED = "APEX_JAX_FETCHED"  # set by the local supervisor, which has already fetched the copy at storage.url
 ORPHAN_SECONDS = 90.0  # maximum time in which a worker ends after its supervisor has died
 SAME_REQUEST_SECONDS = 3.0  # a second signal within this time is a repetition of the first, by another sender
-SAME_PRESS_SECONDS = 0.5  # the same for Ctrl-C, which reaches only the process that the user started
+SAME_PRESS_SECONDS = 0.5  # this time for Ctrl-C, which reaches only the process that the user started
 CONNECTS = {"actor": ("experience", "weights"), "learner": ("sampling",), "evaluator": ("weights",)}  # role -> links
 
 
@@ -47,7 +47,7 @@ class StopSignal:
 
         A second signal ends the process at once, unless it repeats the first: at the shutdown of a machine, the local
         supervisor and its roles receive SIGTERM, and the supervisor sends it to the roles too. Before the process ends,
-        the handler calls `on_second_signal` and writes the line that it returns, on what is lost, to standard error.
+        the handler calls `on_second_signal`, and writes the returned line about the lost data to standard error.
         The call happens in the main thread between any two instructions: it must not take a lock that the main thread
         may hold, nor write to a buffered stream.
         """

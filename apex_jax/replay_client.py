@@ -7,7 +7,7 @@
         items, weights, handles = replay.sample()
         replay.update_priorities(handles, new_priorities)
 
-docs/replay.md has the settings, the server's command, and what is durable when. It imports neither JAX nor EnvPool.
+docs/replay.md has the settings, the server's command, and its durability. No JAX or EnvPool is imported.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from apex_jax.transport.security import link_context
 from apex_jax.types import SegmentSpec
 
 Handles: TypeAlias = Merged
-"""Where the items of a batch are in the replay; valid for `update_priorities`, as often as wanted."""
+"""The positions of a batch's items in the replay, for any number of calls of `update_priorities`."""
 
 POLL_SECONDS = 0.002  # between two looks at the acknowledgements
 WAIT_SECONDS = 0.5  # between two looks for an error of the link
@@ -54,8 +54,8 @@ class ReplayClient:
 
     A program that only inserts or only draws opens only that link, at the first call. Any number of processes may
     insert, and one at a time may draw. Both links reconnect by themselves when the server is away, for at most
-    `away_limit_seconds` (0 = for ever), and insert again what was not acknowledged. A link that failed, because the
-    server refuses this client or was away for too long, raises RunError, with a message of one line.
+    `away_limit_seconds` (0 = for ever), and send unacknowledged items again. A link that failed, because the server
+    refuses this client or was away for too long, raises RunError, with a message of one line.
 
     One thread may insert and another one draw. A process that forks must make its client after the fork: in the child,
     a client that was connected before raises RunError.
@@ -97,7 +97,7 @@ class ReplayClient:
         """Inserts N items, which are copied.
 
         `items`: [N, ...] of each column, of exactly its dtype; `priorities`: float[N], finite and above 0, None = 1.
-        Items travel in segments of `actor.segment_slots` - 1: what fills no segment waits for the next call, or for
+        Items are sent in segments of `actor.segment_slots` - 1: items that fill none wait for the next call, or for
         `flush`. Blocks while more than twice `actor.max_outstanding_segments` are not acknowledged: the server is away,
         or its rate limiter waits for draws. Raises ValueError, before anything is inserted, if an array does not fit,
         and RunError once the link has failed.
@@ -107,10 +107,10 @@ class ReplayClient:
         self._open_writer().insert(rows, priority)
 
     def flush(self, timeout_seconds: float | None = None) -> None:
-        """Sends what is not full yet, and returns once the server has acknowledged every item inserted.
+        """Sends the segment that is not full yet, and returns once the server has acknowledged every item inserted.
 
         A segment sent before it is full takes the room of a full one in the replay. Raises TimeoutError after the
-        timeout (None = never), with the items that are not acknowledged still on their way, and RunError.
+        timeout (None = never), while unacknowledged items stay on their way, and RunError.
         """
         self._check_process()
         if self._writer is not None:
@@ -120,9 +120,8 @@ class ReplayClient:
         """Returns a batch of `learner.batch_size` items.
 
         Blocks until `replay.min_size_to_sample` items are stored and the rate limiter allows the draw; the first call
-        of a client also waits for all items in the replay, which are sent to it once. Raises TimeoutError after the
-        timeout (None = never), after which the next call returns the batch that this one has asked for, and RunError
-        once the link has failed.
+        of a client also waits for all items in the replay, which are sent to it once. Raises RunError once the link has
+        failed, and TimeoutError after the timeout (None = never); the next call then returns the batch of this one.
         """
         self._check_process()
         if self._reader is None:
@@ -226,7 +225,7 @@ class _Writer:
         self._context.term()
 
     def _queue(self, until_seconds: float) -> bool:
-        """Queues the items that wait as one segment; returns False if the queue is full until then."""
+        """Queues the waiting items as one segment; returns False if the queue is still full at `until_seconds`."""
         segment = segment_of(self._rows[: self._count], self._priorities[: self._count], self._spec)
         self._client.produced = self._queued + self._count
         while not self._client.put(segment, min(WAIT_SECONDS, max(0.0, until_seconds - time.monotonic()))):

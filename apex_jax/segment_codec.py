@@ -79,7 +79,7 @@ NO_LIMITS = ValueLimits(math.inf, math.inf, 1.0)
 
 
 def value_limits(config: Config) -> ValueLimits:
-    """Returns the limits implied by rewards, n and discount, with some tolerance; larger values could end the learner.
+    """Returns the limits implied by rewards, n and discount, with some tolerance; larger values may end the run.
 
     |return| <= r * sum_{j<n} gamma^j for rewards up to r. A priority is a |TD error|, at most a return plus two values.
     A value is at most r / (1 - gamma), times OVERESTIMATION. If rewards are not clipped, r is LARGEST_REWARD.

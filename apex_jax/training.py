@@ -38,7 +38,7 @@ Callback: TypeAlias = Callable[[PlayedGames], bool | None]
 
 @dataclass(frozen=True)
 class Run:
-    """What a run has left in its directory."""
+    """The evaluations and the policy of a run, read from its directory."""
 
     config: Config
     evaluations: tuple[PlayedGames, ...]  # oldest first, those of earlier starts included
@@ -67,7 +67,7 @@ def train(
     `config`: a YAML file, or one of configs/ such as "cartpole"; `callback`: see `Callback`; `progress`: whether a bar
     is shown; `settings`: as on the command line, those of a group as a mapping: `learner={"batch_size": 64}`.
 
-    The run is one process, this one, unless `processes="many"` asks for one for each role. Needs no main thread. A run
+    The run uses only this process, unless `processes="many"` asks for one for each role. Any thread may call it. A run
     directory that has been trained before is resumed, so that a new trial needs its own `run_directory`. Raises
     UsageError and RunError, with a message of one line.
     """
@@ -89,14 +89,14 @@ def train(
 
 def _keep_compiled_programs() -> None:
     keep_compiled_programs()
-    if (jax := sys.modules.get("jax")) and "JAX_COMPILATION_CACHE_DIR" in os.environ:  # it has read its environment
+    if (jax := sys.modules.get("jax")) and "JAX_COMPILATION_CACHE_DIR" in os.environ:  # JAX has read this already
         jax.config.update("jax_compilation_cache_dir", os.environ["JAX_COMPILATION_CACHE_DIR"])
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
 
 
 @contextlib.contextmanager
 def _view(config: Config, shown: bool) -> Iterator[Callable[[RunProgress], None]]:
-    """Yields what shows the progress: a bar, also in a notebook."""
+    """Yields a function that shows the progress as a bar, also in a notebook."""
     columns = (
         TextColumn(Path(config.directory).name),
         BarColumn(),

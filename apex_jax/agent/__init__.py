@@ -1,18 +1,18 @@
 """The algorithms: arrays in, arrays out; the only modules that use jax.jit. No clock, socket, file or thread.
 
 algorithm        the interface to the workers: init, act, update, acting_params, exploration
-registry         the algorithms by name, or of the user
-check            of an algorithm or network of the user's, before anything starts
+registry         the algorithms by name: those of this package, and the user's
+check            checks an algorithm or network of the user before anything starts
 networks         observations -> q-values; observations -> actions and their values
-space_to_depth   their first convolution on blocks of pixels, for GPUs
+space_to_depth   the first convolution of a network on blocks of pixels, for GPUs
 losses           the paper's equations
 dqn              Ape-X DQN, for discrete actions
-estimator        what the outputs of its network mean and learn, by its options
+estimator        the meaning and the loss of DQN's outputs, as its options choose them
 munchausen       an option of DQN: soft targets with a bonus for the probability of the action
 value_rescaling  an option of DQN: h, which makes large values smaller
 quantiles        an option of DQN: the loss of quantiles of the return
 dpg              Ape-X DPG, for continuous actions
-training         parts common to their updates: optimizer, target copies, several updates in one call
+training         parts common to all updates: optimizer, target copies, several updates in one call
 moments          running mean and variance of observations
 policy_function  a trained policy as one function of observations, for export
 exploration      the ladders of epsilon and of noise

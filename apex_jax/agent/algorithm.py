@@ -42,7 +42,7 @@ class Algorithm(NamedTuple):
     act: Callable[[Params, Array, Array, jax.Array, int], Action]
     """(params, observation [A, F, *O], exploration float32[A], key, step): key and step determine the randomness."""
     update: Callable[[State, FrameStore, Array, Array, float], tuple[State, UpdateOutput]]
-    """(state, store, indices int32[K, B], importance weights float32[K, B], learning_rate_share): K updates in turn.
+    """(state, store, indices int32[K, B], importance weights float32[K, B], learning_rate_share): makes K updates.
 
     `state` is donated. `learning_rate_share` scales each step that the optimizer makes with `learner.learning_rate`.
     """

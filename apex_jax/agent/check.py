@@ -1,4 +1,4 @@
-"""Checks an algorithm or network of the user's before anything starts: traces its functions, which computes nothing."""
+"""Checks an algorithm or network of the user before anything starts: JAX traces its functions, and computes nothing."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from apex_jax.host.errors import UsageError
 from apex_jax.host.user_code import imported_names, place_of, reported
 from apex_jax.types import SegmentSpec
 
-OBSERVATIONS, UPDATES = 3, 2  # N or B, and K, of the calls that are traced
+OBSERVATIONS, UPDATES = 3, 2  # N or B, and K, in the traced calls
 
 
 def check_user_code(config: Config, spec: SegmentSpec, is_tag: Callable[[str], bool] = str.isascii) -> None:
     """Raises UsageError, with file and line, if `algorithm.name` or `network.name` names code that cannot learn.
 
-    Its functions have to take and return what `Algorithm` says; `is_tag`: of the metrics that can be written.
+    Its functions must match the shapes and dtypes of `Algorithm`; `is_tag`: whether metrics of a tag can be written.
     """
     config = config.replace(learner=replace(config.learner, devices=1))
     for key, value in code_settings(config).items():
@@ -38,7 +38,7 @@ def check_user_code(config: Config, spec: SegmentSpec, is_tag: Callable[[str], b
 
 
 def _problems(algorithm: Algorithm, spec: SegmentSpec, is_tag: Callable[[str], bool]) -> Iterator[str]:
-    """Yields what differs from the promises of `Algorithm`."""
+    """Yields a message for each shape, dtype or tag that breaks the interface `Algorithm`."""
 
     def array(*shape: int, dtype: Any = jnp.float32) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(shape, dtype)
@@ -56,7 +56,7 @@ def _problems(algorithm: Algorithm, spec: SegmentSpec, is_tag: Callable[[str], b
     if algorithm.greedy is not None:
         chosen = jax.eval_shape(algorithm.greedy, params, observation)
         yield from _differences("greedy", chosen["action"], action)
-        if "q_values" in chosen:  # an argmax hides how many there are
+        if "q_values" in chosen:  # an argmax hides the number of actions
             expected = array(OBSERVATIONS, spec.action.num_actions)
             yield from _differences("greedy", chosen["q_values"], expected, "q-values ")
 

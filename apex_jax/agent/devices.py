@@ -1,8 +1,8 @@
-"""Updates on several devices: each device holds its own segments and its share of every batch; the state is the same.
+"""Updates on several devices: each holds its own segments, a part of every batch, and a copy of the state.
 
-Of a batch int32[K, B], device d of D gets the indices [:, d B/D : (d + 1) B/D], which have to be of its own segments,
-those of the replay slots from d C/D on. No frame leaves its device; the gradients meet in one mean. One device is the
-same algorithm, compiled without any of this.
+Device d of D gets the indices [:, d B/D : (d + 1) B/D] of a batch int32[K, B], which must belong to its own segments,
+those in the replay slots from d C/D on. No frame leaves its device; gradients are averaged over the devices. For one
+device, the same algorithm is compiled without these steps.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ def mean_over_devices(values: T, count: int) -> T:
 def jit_update(update: Update, count: int) -> Update:
     """Returns `update`, jitted for `count` devices; its first argument, the state, is donated.
 
-    With several devices, `update` computes on each with the segments and the share of the batch that it has there, and
-    has to pass the mean of gradients and metrics, but not the priorities, through `mean_over_devices`.
+    With several devices, `update` runs on each with the segments and the part of the batch there, and must average
+    gradients and metrics, but not priorities, with `mean_over_devices`.
     """
     if count == 1:
         return jax.jit(update, donate_argnums=0)
@@ -51,7 +51,7 @@ def jit_update(update: Update, count: int) -> Update:
         segments, slots = store.frames.shape[:2]  # of this device
         return update(state, store, indices - jax.lax.axis_index(AXIS) * (segments * slots), weights, share)
 
-    @cache  # not before an update: actors have no such devices
+    @cache  # deferred to the first update, because actors lack these devices
     def jitted() -> Update:
         everywhere, of_a_batch = PartitionSpec(), PartitionSpec(None, AXIS)
         each = jax.shard_map(
@@ -82,7 +82,7 @@ class DeviceStores:
         memory_bytes: int | None = None,
         block_size: int = 1,
     ):
-        """`capacity_segments`: of all parts; `memory_bytes`: of one device; `block_size`: see `create_store`.
+        """`capacity_segments`: of all parts together; `memory_bytes`: of one device; `block_size`: see `create_store`.
 
         Raises ValueError if a part needs more memory.
         """

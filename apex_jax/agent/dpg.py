@@ -1,7 +1,7 @@
-"""Ape-X DPG (Horgan et al. 2018): deterministic policy gradient with n-step returns, Gaussian noise over a ladder.
+"""Ape-X DPG (Horgan et al. 2018): deterministic policy gradient with n-step returns and a ladder of noise.
 
 Actions are in [-1, 1]; the environment scales them to its own bounds. A policy needs no critic to act, but an actor
-needs q(s, a) and q(s, pi(s)) for the initial priorities of its transitions, so both networks travel to the actors.
+needs q(s, a) and q(s, pi(s)) for the initial priorities of its transitions, so the actors receive both networks.
 """
 
 from __future__ import annotations

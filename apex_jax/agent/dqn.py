@@ -1,4 +1,4 @@
-"""Ape-X DQN (Horgan et al. 2018): double Q-learning with n-step returns, epsilon-greedy over a ladder.
+"""Ape-X DQN (Horgan et al. 2018): double Q-learning with n-step returns and a ladder of epsilons.
 
 Options that the paper does not have, all off by default: Munchausen targets, rescaled values and quantiles, which
 `estimator.py` combines, and layer normalization (`networks.py`).
@@ -42,7 +42,7 @@ def make_dqn(
 ) -> Algorithm:
     """Returns the algorithm for this configuration. `compute_dtype`: dtype of the network's activations.
 
-    `estimator`: what the network's outputs mean and learn; None: as `config.algorithm` has it.
+    `estimator`: meaning and loss of the network's outputs; None: those that `config.algorithm` chooses.
     """
     estimator, num_actions = estimator or make_estimator(config.algorithm), spec.action.num_actions
     network = make_q_network(config.network, num_actions, compute_dtype, estimator.outputs)

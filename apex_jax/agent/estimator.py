@@ -1,7 +1,7 @@
-"""What the outputs of a DQN network mean, and what they learn: the part of DQN that `algorithm.*` chooses.
+"""The meaning and the loss of the outputs of a DQN network, as the options in `algorithm.*` choose them.
 
 The equations of plain Q-learning are in `losses.py`, and each option is a module of its own. All can be combined; the
-policy, the bonus m, the soft value V and the means of quantiles are then those of the network's own scale:
+policy, the bonus m, the soft value V and the means of quantiles are then computed in the network's own scale:
 
     G = m(S_t, A_t) + h(sum_{j<k} gamma^j r_{t+j+1} + gamma^k h^-1(V(S_{t+k})))
 """
@@ -26,14 +26,14 @@ Values: TypeAlias = Callable[[jax.Array], jax.Array]
 
 
 class Estimator(NamedTuple):
-    """Functions of q-values q, float32[B, A], and outputs: the same, or N quantiles of each, float32[B, A, N].
+    """Functions of q-values q, float32[B, A], and of the network's outputs: q, or N quantiles of each, [B, A, N].
 
-    Both are in the scale of the network, the results of `action_values` and `state_value` in that of the rewards.
+    Both are in the scale of the network; the results of `action_values` and `state_value` are in that of the rewards.
     """
 
     mean: Values  # outputs -> q; float32[B, N] -> float32[B]
     action_values: Values  # q -> estimated return of each action, float32[B, A]
-    state_value: Values  # q -> what a target bootstraps from, float32[B]
+    state_value: Values  # q -> the value in a bootstrapped target, float32[B]
     target: Callable[[Transitions, Values, Values], jax.Array]
     """Batch, online network, target network (observations -> outputs) -> G, float32[B] or [B, N], in their scale."""
     loss: Callable[[jax.Array, jax.Array, jax.Array], jax.Array]  # outputs of the actions, G, weights -> float32[]

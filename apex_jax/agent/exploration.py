@@ -19,7 +19,7 @@ def noise_ladder(size: int, largest: float, smallest: float) -> np.ndarray:
     """Returns the noise scale of each environment of the fleet, fixed for the run: float32[size], decreasing.
 
     sigma_i = largest (smallest / largest)^(i / (N - 1)) for i = 0..N-1, with N = size; one environment gets `largest`.
-    The counterpart of `epsilon_ladder` for continuous actions. With both 0.3 it is the constant of Ape-X DPG.
+    The counterpart of `epsilon_ladder` for continuous actions. If both are 0.3, all noise is as in Ape-X DPG.
     """
     position = np.arange(size) / max(1, size - 1)
     return (largest * (smallest / largest) ** position).astype(np.float32)

@@ -45,8 +45,8 @@ def create_store(
 ) -> FrameStore:
     """Returns an empty store for `capacity_segments` segments on a device; None: JAX's default device.
 
-    `block_size`: see `space_to_depth.frame_block_size`; with more than 1, frames lie there in blocks of pixels, in
-    which the first convolution reads them. No caller sees the difference.
+    `block_size`: see `space_to_depth.frame_block_size`; above 1, frames are stored as the blocks of pixels that the
+    first convolution reads. No caller sees the difference.
 
     Raises ValueError if it needs more than `memory_bytes`, so that a run fails at its start, with a clear message.
     """
@@ -114,7 +114,7 @@ def gather(store: FrameStore, indices: Array, frame_stack: int) -> Transitions:
 
     def observation(slots: Array) -> jax.Array:
         frames = flat.frames[slots[:, None] + window]
-        # The network makes blocks of the frames again, and XLA removes both.
+        # XLA removes this conversion together with its inverse in the network.
         return from_blocks(frames) if _are_blocks(store.frames) else frames
 
     return Transitions(observation(indices), observation(indices + offset), columns)

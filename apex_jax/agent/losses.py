@@ -14,7 +14,7 @@ import optax
 
 from apex_jax.agent.value_rescaling import rescaled
 
-MIN_PRIORITY = 1e-6  # keeps a transition without error drawable; priority 0 means that no transition starts there
+MIN_PRIORITY = 1e-6  # so that a transition without error can be drawn; 0 means that no transition starts there
 
 
 def n_step_target(
@@ -54,7 +54,7 @@ def policy_target(n_step_return: jax.Array, discount: jax.Array, q_target_tpk: j
 
     G = sum_{j<k} gamma^j r_{t+j+1} + gamma^k q(S_{t+k}, pi(S_{t+k}; phi-); psi-)
 
-    `q_target_tpk`: float32[C, B], of each of the C target critics; the smallest counts (Fujimoto et al. 2018).
+    `q_target_tpk`: float32[C, B], of each of the C target critics, whose minimum is used (Fujimoto et al. 2018).
     """
     assert n_step_return.shape == discount.shape == q_target_tpk.shape[1:], (n_step_return.shape, q_target_tpk.shape)
     return jax.lax.stop_gradient(n_step_return + discount * q_target_tpk.min(axis=0))

@@ -38,8 +38,8 @@ def bonus(q: jax.Array) -> jax.Array:
 def soft_value(q: jax.Array, quantiles: jax.Array | None = None) -> jax.Array:
     """Returns V(s): q-values float32[B, A] -> float32[B].
 
-    `quantiles`: float32[B, A, N], whose means the q-values are; each takes the place of q outside of pi, and the result
-    is float32[B, N].
+    `quantiles`: float32[B, A, N], of which the q-values are the means; they replace q except in pi, and the result is
+    float32[B, N].
     """
     log_policy = scaled_log_policy(q)
     policy = jnp.exp(log_policy / TEMPERATURE)

@@ -1,7 +1,7 @@
 """The networks: q-values of Ape-X DQN, dueling (Wang et al. 2016) on the convolutions of Mnih et al. 2015; policy and
 critic of Ape-X DPG.
 
-`make_q_network` and `make_policy_and_critic` make those of a configuration, which may be the user's: `network.name`.
+`make_q_network` and `make_policy_and_critic` make these, or the classes of the user that `network.name` names.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from apex_jax.host.user_code import imported_names
 def make_q_network(config: NetworkConfig, num_actions: int, dtype: Any = jnp.float32, outputs: int = 0) -> nn.Module:
     """Returns the network of DQN: a `QNetwork`, or the user's class, which is made with the same arguments.
 
-    `outputs`: so many numbers for each action instead of one q-value; only then a class of the user's gets this
+    `outputs`: how many numbers replace the q-value of each action; 0: none, and the user's class does not get this
     argument. Raises UsageError if there is no such class.
     """
     [network_class] = _classes(config, QNetwork)
@@ -33,7 +33,7 @@ def make_q_network(config: NetworkConfig, num_actions: int, dtype: Any = jnp.flo
 def make_policy_and_critic(
     config: NetworkConfig, action_size: int, dtype: Any = jnp.float32
 ) -> tuple[nn.Module, nn.Module]:
-    """Returns the networks of DPG: `Policy` and `Critic`, or the user's. Raises UsageError if there are none."""
+    """Returns the networks of DPG: `Policy` and `Critic`, or the user's. Raises UsageError if those are not two."""
     policy_class, critic_class = _classes(config, Policy, Critic)
     return policy_class(config, action_size, dtype), critic_class(config, dtype)
 
@@ -56,7 +56,7 @@ class QNetwork(nn.Module):
     scaled to [0, 1] and go through the convolutions; vector observations (float32[B, F, D]) go directly to the hidden
     layer. Parameters are float32, activations have `dtype`, and the returned q-values are float32[B, num_actions], or,
     if `outputs` is not 0, that many numbers for each action, float32[B, num_actions, outputs], such as the quantiles of
-    its return; both streams have them.
+    its return, in both streams.
 
     `layer_norm` normalizes (Ba et al. 2016) before two of the ReLUs: the last one of the torso, over all outputs of an
     observation, and that of the hidden layer, over the units of each stream.
@@ -124,7 +124,7 @@ class QNetwork(nn.Module):
         return x
 
     def _head(self, hidden: jax.Array, actions: int, name: str) -> jax.Array:
-        """Returns one output of an action, float32[B, actions], or several, float32[B, actions, outputs]."""
+        """Returns one output for each action, float32[B, actions], or several, float32[B, actions, outputs]."""
         output = nn.Dense(actions * max(1, self.outputs), dtype=jnp.float32, name=name)(hidden)
         return output.reshape(output.shape[0], actions, self.outputs) if self.outputs else output
 
@@ -153,7 +153,7 @@ def adaptive_max_pool(x: jax.Array, outputs: int) -> jax.Array:
 
 
 class Torso(nn.Module):
-    """The hidden layers of a policy or critic: float32[B, D] -> dtype[B, units[-1]], or [B, units[0]] in blocks.
+    """The hidden layers of a policy or critic: float32[B, D] -> dtype[B, units[-1]], [B, units[0]] with `layer_norm`.
 
     Plain: dense layers with ReLU. With `layer_norm`: a dense layer of units[0], then for each further entry a residual
     block x + W relu(V LayerNorm(x)) with that many hidden units, then a last LayerNorm (the blocks of Lee et al. 2024,

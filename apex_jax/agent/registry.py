@@ -53,8 +53,8 @@ def make_algorithm(config: Config, spec: SegmentSpec, compute_dtype: Any = jnp.f
 def resolved(config: Config, spec: SegmentSpec) -> Config:
     """Returns the configuration with the name of an algorithm in place of "auto".
 
-    Raises UsageError if no algorithm has this name, if it cannot choose the actions of this environment, or if an
-    option of DQN is on and it is DPG.
+    Raises UsageError if no algorithm has this name, if it cannot choose the actions of this environment, or if it is
+    DPG and an option of DQN is on.
     """
     if names_code(config.algorithm.name):
         return config

@@ -45,7 +45,7 @@ class SegmentBuilder:
         """`reward_clip`: rewards are clipped to [-reward_clip, reward_clip]; 0 = no clipping.
 
         `first_slot`: int[E] in [0, max_transitions), the slot where each environment's first segment begins; None = 0.
-        `value_rescaling`: of the initial priorities, see `apex_jax.agent.losses.initial_priority`.
+        `value_rescaling`: whether values are rescaled in `apex_jax.agent.losses.initial_priority`.
         """
         self._spec = spec
         self._discount = discount

@@ -1,8 +1,8 @@
-"""The first convolution on blocks of pixels (space to depth), which GPUs compute several times as fast.
+"""The first convolution on blocks of pixels (space to depth), which is several times as fast on GPUs.
 
-A convolution with kernel k and stride s of frames of H x W pixels and c channels is one with kernel k/s and stride 1 of
-H/s x W/s blocks of s x s x c channels: of 21 x 21 x 64 instead of 84 x 84 x 4. For 4 channels, cuDNN has no kernel that
-uses tensor cores in bfloat16, and pads the frames in float32. On a CPU, blocks are not faster.
+A convolution of frames H x W x c with kernel k and stride s equals a convolution of blocks, H/s x W/s x (s x s x c),
+with kernel k/s and stride 1: of 21 x 21 x 64 instead of 84 x 84 x 4. For 4 channels, cuDNN has no kernel that uses
+tensor cores in bfloat16, and pads the frames in float32. On a CPU, blocks are not faster.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def frame_block_size(network: NetworkConfig, frame_shape: tuple[int, ...]) -> in
 def to_blocks(frames: T, size: int) -> T:
     """Returns the blocks of frames: [A, B, H, W, ...] -> [A, B, H/size, W/size, size, size, ...].
 
-    Rows and columns beyond the last whole block are left out; a convolution without padding does not see them either.
+    Rows and columns beyond the last whole block are omitted; a convolution without padding does not read them either.
     """
     rows, columns, rest = frames.shape[2] // size, frames.shape[3] // size, frames.shape[4:]
     whole = frames[:, :, : rows * size, : columns * size]
@@ -44,7 +44,7 @@ def to_blocks(frames: T, size: int) -> T:
 
 
 def from_blocks(blocks: T) -> T:
-    """Returns frames [A, B, H, W, ...] of their blocks."""
+    """Returns frames [A, B, H, W, ...] from their blocks: the inverse of `to_blocks`."""
     rows, columns, size = blocks.shape[2:5]
     split = blocks.transpose(0, 1, 2, 4, 3, 5, *range(6, blocks.ndim))
     return split.reshape(*blocks.shape[:2], rows * size, columns * size, *blocks.shape[6:])
@@ -68,7 +68,7 @@ class BlockConvolution(nn.Module):
         shape = (self.kernel_size, self.kernel_size, stack * math.prod(colors), self.features)
         kernel = self.param("kernel", nn.initializers.lecun_normal(), shape)
         bias = self.param("bias", nn.initializers.zeros_init(), (self.features,))
-        # A kernel is a frame whose channels are stacks: [1, F, k, k, ..., features] becomes blocks in the same way.
+        # `to_blocks` takes the kernel as frames whose last axis has the features: [1, F, k, k, ..., features].
         as_frames = jnp.moveaxis(kernel.reshape(*shape[:2], stack, *colors, self.features), 2, 0)[None]
         in_blocks = jnp.moveaxis(to_blocks(as_frames, self.stride)[0], 0, 2)
         in_blocks = in_blocks.reshape(*in_blocks.shape[:2], -1, self.features).astype(self.dtype)

@@ -1,4 +1,4 @@
-"""What the updates of all algorithms share: the optimizer, target copies, and several updates in one call."""
+"""Parts common to the updates of all algorithms: the optimizer, target copies, and several updates in one call."""
 
 from __future__ import annotations
 
@@ -89,8 +89,8 @@ def scan_updates_with_target(
 ) -> tuple[State, UpdateOutput]:
     """Makes the K updates of a call as `scan_updates`, and copies the target parameters every `interval` updates.
 
-    `copy_target(is_due bool[], state)`: copies them if that is due. On a GPU, where even a copy that is not due reads
-    all parameters, it is called once for the K updates if K divides the interval. `state.updates`: int32[], the count.
+    `copy_target(is_due bool[], state)`: copies them if `is_due`. On a GPU, a call reads all parameters even if it
+    copies none, so it is made once for the K updates if K divides the interval. `state.updates`: int32[], the count.
     """
     copies_at_the_end = jax.default_backend() != "cpu" and interval % len(indices) == 0
     updates_before = state.updates
@@ -100,6 +100,6 @@ def scan_updates_with_target(
         return state if copies_at_the_end else copy_target(state.updates % interval == 0, state), output
 
     state, output = scan_updates(once, state, indices, weights, unrolled)
-    if copies_at_the_end:  # passed, not reached: calls may have had other lengths before the run was resumed
+    if copies_at_the_end:  # after a resume with another K, the count may pass a multiple inside a call
         state = copy_target(state.updates // interval > updates_before // interval, state)
     return state, output

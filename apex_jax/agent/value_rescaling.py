@@ -4,11 +4,11 @@
     G = h(sum_{j<k} gamma^j r_{t+j+1} + gamma^k h^-1(q(S_{t+k}, A*; theta-)))
 
 The network learns h of the returns, which are of similar sizes in all games; TD errors, priorities and the metrics of
-losses are in its scale. What leaves the agent (`Action`, `Algorithm.greedy`) is in the scale of the rewards, by h^-1.
+losses are in its scale. Values in `Action` and `Algorithm.greedy` are in the scale of the rewards, by h^-1.
 
-Both functions are written without a difference of nearly equal numbers, which float32 would round to nothing for
-small x; that of the usual formula of h^-1, ((sqrt(1 + 4 epsilon (|x| + 1 + epsilon)) - 1) / (2 epsilon))^2 - 1, is
-divided by epsilon besides.
+Neither function subtracts nearly equal numbers, because float32 would round the difference to 0 for small x. The usual
+formula of h^-1, ((sqrt(1 + 4 epsilon (|x| + 1 + epsilon)) - 1) / (2 epsilon))^2 - 1, subtracts such numbers, and then
+divides by epsilon.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Configuration: every key of a run once, with its default, meaning, unit and range; files and arguments -> `Config`.
 
-key           what a key consists of
+key           the definition of a key
 keys          `Config`, and the keys of environment, actor, replay and learner
 agent         the keys of algorithm and network
 services      the keys of addresses, evaluator, storage, security and metrics

@@ -41,10 +41,10 @@ class Command(NamedTuple):
     """The parsed command line."""
 
     role: str  # one of ROLES
-    name: str  # of this process: its role (replay-1: the second server), or one from the supervisor, such as actor-1
+    name: str  # of this process: its role (replay-1: the second server), or given by the supervisor, such as actor-1
     config: Config
     action: Literal["run", "print_config"]
-    seeds: tuple[int, ...] = ()  # to train with one after the other; `config` has the first; empty = only that of it
+    seeds: tuple[int, ...] = ()  # of a series of runs; `config` has the first one; empty = one run, with its seed
 
 
 def parse(argv: Sequence[str]) -> Command:
@@ -80,7 +80,7 @@ def parse(argv: Sequence[str]) -> Command:
 
 
 def _without_seeds(texts: Sequence[str], role: str) -> tuple[list[str], tuple[int, ...]]:
-    """Takes `seeds=1,2,3` out of the settings, in favour of the first of these seeds; returns both."""
+    """Returns the settings with `seed=1` in place of `seeds=1,2,3`, and the seeds; none if `seeds` is not given."""
     given = [text for text in texts if text.startswith("seeds=")]
     if not given:
         return list(texts), ()
@@ -141,7 +141,7 @@ def _parser() -> Parser:
     parser = Parser(
         usage=f"{NAME} [--role ROLE] [--config FILE] [--print-config] [KEY=VALUE ...]\n"
         f"       {NAME} plot RUN ... | status ADDRESS | storage push RUN URL | storage pull URL RUN |\n"
-        f"       {' ' * len(NAME)} export RUN FOLDER | keys create DIR | tasks WORD (each says more with --help)",
+        f"       {' ' * len(NAME)} export RUN FOLDER | keys create DIR | tasks WORD (each explains itself with --help)",
         description="Ape-X: distributed prioritized experience replay.",
         epilog=_keys_help(),
         formatter_class=argparse.RawDescriptionHelpFormatter,

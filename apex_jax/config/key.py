@@ -19,12 +19,12 @@ def names_code(value: str) -> bool:
 
 @dataclass(frozen=True)
 class Key:
-    """The help text of a key, the limits of its values, and who must have the same value.
+    """The help text of a key, the limits of its values, and which processes and files must have the same value.
 
     `scope`: "run": all roles of a run, and its files; "weights": the learner, receivers of its weights and checkpoints;
-    "checkpoint": a learner and the checkpoint from which it resumes; empty: nobody. `of`: the kind of tasks that the
-    scope is for ("pixels", "vectors", "gymnasium", "items"); empty: all. `before`: the value, as text, in files from
-    before the key existed; empty: unknown, and then not compared.
+    "checkpoint": a learner and the checkpoint from which it resumes; empty: none. `of`: the only kind of tasks that
+    `scope` applies to ("pixels", "vectors", "gymnasium", "items"); empty: all. `before`: the value, as text, in older
+    files, which lack the key; empty: unknown, and not compared.
     """
 
     text: str

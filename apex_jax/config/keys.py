@@ -23,7 +23,7 @@ from apex_jax.config.services import server_name as server_name
 
 GPU_UPDATES_PER_CALL = 8  # for learner.updates_per_call=0 on a GPU, which would otherwise wait for Python
 IMPALA_OUTPUTS = 6  # rows and columns that max-pooling leaves of the impala torso's output, whatever the frame's size
-CPU_TRANSITIONS_PER_CALL = 256  # for the same on a CPU: as many updates as fit in this many transitions, but 1 to 8
+CPU_TRANSITIONS_PER_CALL = 256  # for updates_per_call=0 on a CPU: as many updates as fit in this number, but 1 to 8
 GYM_MUJOCO = (
     *("Ant", "HalfCheetah", "Hopper", "Humanoid", "HumanoidStandup", "InvertedDoublePendulum", "InvertedPendulum"),
     *("Pusher", "Reacher", "Swimmer", "Walker2d"),
@@ -65,7 +65,7 @@ class EnvironmentConfig:
     frame_stack: int = key(4, "newest frames that make an observation", "frames", 1, 16, scope="run")
     frame_skip: int = key(4, "emulator frames an action is repeated for", "frames", 1, 16, scope="run")
     noop_max: int = key(30, "an episode starts with 1 to this many no-ops", "frames", 1, 100)
-    fire_reset: bool = key(True, "an episode starts with FIRE, too, where the game has that action")
+    fire_reset: bool = key(True, "an episode starts with FIRE, too, if the game has that action")
     repeat_action_probability: float = key(
         0.0, "sticky actions: probability that the emulator repeats the previous action", "", 0, 1
     )
@@ -186,7 +186,7 @@ class ReplayConfig:
 
 @dataclass(frozen=True)
 class LearnerConfig:
-    """Learning: batches, optimizer, target network, what is sent and saved when."""
+    """Learning: batches, optimizer, target network, publishing of weights, checkpoints."""
 
     batch_size: int = key(512, "transitions of an update", "transitions", 1, 65536)
     updates_per_call: int = key(
@@ -217,10 +217,10 @@ class LearnerConfig:
     )
     compute_dtype: str = key(
         "auto",
-        "of the network's activations; auto = float32; bfloat16 is slower on CPUs, and faster on GPUs",
+        "dtype of the network's activations; auto = float32; bfloat16 is slower on CPUs, and faster on GPUs",
         choices=("auto", "float32", "bfloat16"),
     )
-    device: str = key("auto", "where the learner runs; auto = GPU where there is one", choices=("auto", "cpu", "gpu"))
+    device: str = key("auto", "where the learner runs; auto = GPU if there is one", choices=("auto", "cpu", "gpu"))
     devices: int = key(1, "devices that share batches and frames, each with its own replay servers; 0 = all", "", 0, 64)
 
     @property
@@ -301,7 +301,7 @@ class Config:
     @property
     def compatibility_key(self) -> str:
         """Text of the values that all roles of a run must share; a peer that differs is rejected with the reason."""
-        if self.replay.columns:  # without their spaces, which separate the words of the text
+        if self.replay.columns:  # spaces are removed, because they separate the words of the text
             return f"columns={''.join(self.replay.columns.split())} segment_slots={self.actor.segment_slots}"
         return self._values_of("run")
 

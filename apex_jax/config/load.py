@@ -153,9 +153,9 @@ def load_run(directory: str | os.PathLike[str], keys: tuple[str, ...] = ("",)) -
 
 
 def load_run_to_play(directory: str, given: Mapping[str, Any]) -> Config:
-    """Returns the checked Config to evaluate a run with: its own, as far as it concerns learning and network.
+    """Returns the checked Config for evaluating a run: the run's settings that affect results, else the defaults.
 
-    `given`: overrides by key. Raises UsageError; also if a setting is code (see `code_settings`) and not in `given`.
+    `given`: overrides by key. Raises UsageError; also if a setting names code (`code_settings`) and is not in `given`.
     """
     config = _config_of(_values_of_run(directory, (*RESULT_KEYS, "evaluator.episodes")) | dict(given))
     check(config)
@@ -169,9 +169,9 @@ def _values_of_run(directory: str | os.PathLike[str], keys: tuple[str, ...]) -> 
 
 
 def config_of(record: object) -> Config:
-    """Returns the configuration of a mapping from keys to values, as a file has them; unchecked by rules between keys.
+    """Returns the configuration of a mapping from keys to values, as in a file; rules between keys are not checked.
 
-    Raises UsageError for anything else, such as a text, which is not taken for a path.
+    Raises UsageError for anything but a mapping, such as a path.
     """
     if not isinstance(record, Mapping):
         raise UsageError(f"{short_repr(record)}: is no configuration; it must be a mapping from keys to values")
@@ -207,7 +207,7 @@ def yaml_text(value: Any) -> str:
 
 
 def _read(path: Path, of_run: bool = False) -> dict[str, Any]:
-    """Returns the checked values of a file by dotted name; `of_run`: only of a regular file."""
+    """Returns the checked values of a file by dotted name; with `of_run`, the file must be a regular one."""
     where = short_repr(path) if of_run else f"--config {short_repr(path)}"
     try:
         with open(open_regular(path, os.O_RDONLY) if of_run else path, encoding="utf-8-sig") as file:

@@ -74,7 +74,7 @@ def _size_rules(config: Config) -> Iterator[Rule]:
         yield name, config.processes == "many" or attrgetter(name)(config) in values, "needs processes=many"
     most = f"must be at most {config.ladder_size}, the environments of the fleet (actor.ladder_size)"
     yield "replay.servers", servers <= config.ladder_size, most
-    devices = learner.devices or 1  # of 0, the learner finds out
+    devices = learner.devices or 1  # 0 = all: the learner checks their number
     equal = (
         f"must divide replay.servers={servers} and learner.batch_size={learner.batch_size}, of which each gets a part"
     )
@@ -127,7 +127,7 @@ def _network_rules(config: Config) -> Iterator[Rule]:
     if network.torso == "impala":
         yield "network.channels", len(network.channels) > 0, "must have at least one entry, such as [16, 32, 32]"
         yield _fits_in_a_message(config, IMPALA_OUTPUTS, "lower it or network.channels")
-        return  # it sees all pixels
+        return  # this torso sees all pixels
     kernel_sizes, strides = list(network.kernel_sizes), list(network.strides)
     same_length = len(network.channels) == len(kernel_sizes) == len(strides)
     equal = f"must have as many entries as network.kernel_sizes={kernel_sizes} and network.strides={strides}"
@@ -215,7 +215,7 @@ def _address_rules(config: Config) -> Iterator[Rule]:
         is_path = 1 <= len(place.encode()) <= MAX_IPC_PATH_BYTES
         yield name, scheme == "tcp" or is_path, f"must be ipc://PATH with 1 to {MAX_IPC_PATH_BYTES} bytes of path"
         is_file = scheme == "tcp" or not place.startswith(("@", "*"))  # @: any user can connect, *: no client finds it
-        yield name, is_file, "must be the path of a file, so that its permissions say who can enter"
+        yield name, is_file, "must be the path of a file, so that its permissions decide who can connect"
         is_own = [each for _, each in addresses].count(address) == 1
         yield name, is_own, "is used twice; give each link its own address"
 
@@ -244,7 +244,7 @@ def _metrics_rules(config: Config) -> Iterator[Rule]:
 
 
 def requirement_of_storage_url(url: str) -> str:
-    """Returns what `url` must be; empty if it is that."""
+    """Returns the requirement that `url` does not meet; empty if it meets all."""
     if CREDENTIALS.search(url):
         instead = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY in the environment, or AWS_PROFILE"
         return f"must be without credentials, which others could read; {instead}"

@@ -1,4 +1,4 @@
-"""The groups of `Config` about evaluation, links, copies and metrics; none affects what is learned."""
+"""The groups of `Config` about evaluation, links, copies and metrics; none affects learning."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class EvaluatorConfig:
     )
     device: str = key(
         "auto",
-        "where the policy runs; auto = GPU where there is one, but CPU with learner.device=cpu",
+        "where the policy runs; auto = GPU if there is one, but CPU with learner.device=cpu",
         choices=("auto", "cpu", "gpu"),
     )
 

@@ -1,4 +1,4 @@
-"""Settings that name code of the user, which a run of somebody else must not import."""
+"""Settings that name code of the user: a program must not import it only because a run of somebody else names it."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from apex_jax.host.errors import UsageError, short_repr
 
 
 def code_settings(config: Config) -> dict[str, str]:
-    """Returns the settings that make a program import a module, or call it with arguments, by key.
+    """Returns, by key, the settings that make a program import a module, or call it with arguments.
 
-    If only the files of a run say so, which may be somebody else's, it must not be done.
+    A program must not do so if only the files of a run, which may be somebody else's, contain the setting.
     """
     environment, found = config.environment, {}
     if environment.is_gymnasium and (environment.task.count(":") > 1 or environment.settings != "{}"):
@@ -26,9 +26,9 @@ def code_settings(config: Config) -> dict[str, str]:
 def check_trusted(
     config: Config, directory: str | os.PathLike[str], given: Mapping[str, Any], groups: tuple[str, ...] = ("",)
 ) -> None:
-    """Raises UsageError if a setting of a run names code, and is not `given`.
+    """Raises UsageError if a setting of a run names code, and is not in `given`.
 
-    `directory`: of the run, for the message; `given`: what the user has typed, by key; `groups`: beginnings of keys.
+    `directory`: of the run, for the message; `given`: the user's settings by key; `groups`: prefixes of keys to check.
     """
     for name, value in code_settings(config).items():
         if name.startswith(groups) and given.get(name) != value:

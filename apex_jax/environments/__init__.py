@@ -1,12 +1,12 @@
 """Environments, their observations and scores, and the simulators that render them.
 
 environment                  the environments of a run, with the beginning and end of every episode marked
-task                         what a task returns and accepts
+task                         the observations and actions of a task
 tasks                        which tasks can be trained
 envpool_tasks                tasks of EnvPool
 gymnasium_tasks              any environment of Gymnasium
-gymnasium_pool               many of these at once
-gymnasium_processes          the processes in which they run
+gymnasium_pool               many environments of Gymnasium at once
+gymnasium_processes          the processes in which environments of Gymnasium run
 observations                 observations of several parts -> vectors
 images                       observations of Gymnasium -> pixels, by their layout
 atari_scores                 random, human and Ape-X scores of 57 games

@@ -51,19 +51,19 @@ def segment_spec(config: Config) -> SegmentSpec:
 
 
 def describe(config: Config) -> Description:
-    """Describes the run's task; raises as `segment_spec`."""
+    """Describes the run's task; raises the errors of `segment_spec`."""
     provider = gymnasium_processes if config.environment.is_gymnasium else envpool_tasks
     return provider.describe(config)
 
 
 def log_reading(config: Config) -> None:
-    """Logs how the observations of an environment of Gymnasium are read: what is read wrongly is not learned."""
+    """Logs how observations of Gymnasium are interpreted, because a wrong interpretation prevents learning."""
     if line := describe(config).reading:
         _log.info("%s", line)
 
 
 def environment_spec_of(config: Config, spec: SegmentSpec) -> EnvironmentSpec:
-    """Returns what observations and actions of the run's task look like; `spec`: see `segment_spec`."""
+    """Returns the spec of the observations and actions of the run's task; `spec`: see `segment_spec`."""
     task = describe(config)
     if spec.action.dtype == "int32":
         return EnvironmentSpec(spec, task.parts, None, None, task.image, first_action=int(task.action.start))

@@ -1,4 +1,4 @@
-"""Tasks of EnvPool: what they return and accept, and pools of their environments."""
+"""Tasks of EnvPool: their observations and actions, and pools of their environments."""
 
 from __future__ import annotations
 

@@ -106,7 +106,7 @@ class GymnasiumPool:
         if "lives" in info:
             infos["lives"] = np.asarray(info["lives"], np.int32)
         for name in self._info:
-            if name in info:  # in that of at least one environment
+            if name in info:  # the info of at least one environment has it
                 infos[name] = np.where(info[f"_{name}"], info[name], np.nan)
         if observation.dtype == np.uint8:
             observation = self._stacked(observation, group)
@@ -142,12 +142,12 @@ class GymnasiumPool:
 class _Processes(AsyncVectorEnv):
     """Environments in processes of their own.
 
-    They are closed at the latest when this process ends, even if some have failed or hang, for which Gymnasium's own
-    method waits for ever.
+    They are closed at the latest when this process ends, even if some have failed or hang; Gymnasium's own method
+    would wait for those for ever.
     """
 
     def __init__(self, described: Description, functions: list[Callable[[], Any]]):
-        """`functions`: make the environments. Raises what one of them raises."""
+        """`functions`: make the environments. Raises the error of a function that fails."""
         pixels, shape = described.frame_dtype == "uint8", described.frame_shape
         space = spaces.Box(0, 255, shape, np.uint8) if pixels else spaces.Box(-np.inf, np.inf, shape, np.float32)
         example = gymnasium.Env[Any, Any]()  # has the spaces, so that no environment is made in this process
@@ -175,7 +175,7 @@ class _Processes(AsyncVectorEnv):
         super()._check_spaces()
 
     def _poll_pipe_envs(self, timeout: float | None = None) -> bool:
-        """Returns whether all have answered. Raises EOFError if one has ended, even if its children hold its pipe."""
+        """Returns whether all processes answered. Raises EOFError if one has ended, even if children hold its pipe."""
         until = time.monotonic() + (ANSWER_SECONDS if timeout is None else timeout)
         for pipe, process in zip(self.parent_pipes, self.processes, strict=True):
             ready = wait([pipe, process.sentinel], max(0.0, until - time.monotonic()))
@@ -192,7 +192,7 @@ class _Processes(AsyncVectorEnv):
 
 def _end(pipes: list[Any], processes: list[Any]) -> None:
     """Asks the processes to close their environments, waits up to CLOSE_SECONDS, and kills what remains of them."""
-    pipes = [pipe for pipe in pipes if pipe is not None and not pipe.closed]  # those of failed environments are
+    pipes = [pipe for pipe in pipes if pipe is not None and not pipe.closed]  # failed environments have closed theirs
     for pipe in pipes:
         with contextlib.suppress(OSError):
             pipe.send(("close", None))
@@ -202,7 +202,7 @@ def _end(pipes: list[Any], processes: list[Any]) -> None:
 
 
 def _serve(functions: list[Callable[[], Any]], index: int, _: Any, pipe: Any, parent_pipe: Any, *others: Any) -> None:
-    """Makes an environment and does what `_Processes` asks for: `_async_worker`, but returns an error of `make`."""
+    """Makes an environment and serves it to `_Processes` by `_async_worker`; an error of `make` is sent there, too."""
     parent_pipe.close()  # before the environment starts processes, which would inherit it
     try:
         environment = functions[index]()

@@ -1,7 +1,7 @@
 """The processes in which environments of Gymnasium run, and those that an environment starts itself.
 
 They are forked from a fork server, not from this process, whose threads, JAX's among them, may hold locks. Each leads
-a process group: what an environment starts, such as a simulator, is of that group, and is killed with it.
+a process group: a program that an environment starts, such as a simulator, is in that group and killed with it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from apex_jax.environments.gymnasium_tasks import BrokenEnvironment
 from apex_jax.environments.task import Description
 
 PRELOADED = ["apex_jax.environments.gymnasium_pool"]  # by the fork server
-PATH_VARIABLES = ("PYTHONPATH", "PYTHONSAFEPATH")  # with which the fork server is started
+PATH_VARIABLES = ("PYTHONPATH", "PYTHONSAFEPATH")  # the fork server is started with these
 START_SECONDS = 240.0  # until an environment is made, or has returned its first observation
 CLOSE_SECONDS = 2.0  # for environments to close
 
@@ -34,7 +34,7 @@ CLOSE_SECONDS = 2.0  # for environments to close
 def fork_server() -> ForkServerContext:
     """Returns the context of processes that are forked from the fork server, which has the `sys.path` of this process.
 
-    Else it would look for modules as a new interpreter does, in the working directory first.
+    Otherwise the server would look for modules as a new interpreter does, in the working directory first.
     """
     multiprocessing.set_forkserver_preload(PRELOADED)
     before = _path_variables()
@@ -103,8 +103,8 @@ def _send_description(sender: Connection, config: Config) -> None:
 def lead_group(variables: dict[str, str | None], function: Callable[..., None], *arguments: Any) -> None:
     """Runs a function, the whole work of this process, as the leader of a group that ends with the parent process.
 
-    Once that has ended, even by SIGKILL, the function has CLOSE_SECONDS to return. Leaves Ctrl-C to the parent.
-    `variables`: of the parent's environment, which programs that an environment starts inherit.
+    Once the parent has ended, even by SIGKILL, the function has CLOSE_SECONDS to return. Ignores Ctrl-C.
+    `variables`: environment variables of the parent, which programs that an environment starts inherit.
     """
     _set(variables)
     os.setpgid(0, 0)
@@ -121,9 +121,9 @@ def lead_group(variables: dict[str, str | None], function: Callable[..., None], 
     try:
         function(*arguments)
     finally:
-        for child in multiprocessing.active_children():  # for which this process would wait
+        for child in multiprocessing.active_children():  # otherwise this process would wait for them
             child.kill()
-        if wait([parent.sentinel], 0.05):  # which may close after the pipe whose end has ended the function
+        if wait([parent.sentinel], 0.05):  # a parent that dies may close the function's pipe before its sentinel
             os.killpg(0, signal.SIGKILL)
 
 
@@ -134,7 +134,7 @@ def end_groups(processes: Sequence[Any], seconds: float) -> None:
     for process in processes:
         process.join(max(0.0, until - time.monotonic()))
     for process in processes:
-        with contextlib.suppress(ProcessLookupError, PermissionError):  # also after the leader's end
+        with contextlib.suppress(ProcessLookupError, PermissionError):  # the leader may have ended before its group
             os.killpg(process.pid, signal.SIGKILL)
         process.kill()
         process.join()

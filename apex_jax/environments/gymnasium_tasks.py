@@ -34,7 +34,7 @@ from apex_jax.types import Part
 
 PREFIX = "gymnasium:"
 MANY_STEPS = 10**9  # no time limit
-ROUNDING = 1e-6  # of a bound, by which a value may miss it
+ROUNDING = 1e-6  # a value may exceed a bound b by this times 1 + |b|
 LARGEST = float(np.finfo(np.float32).max)  # rewards and observations reach the learner as float32
 NUMBER = "ENVIRONMENT_NUMBER"  # stands for the number of an environment in environment.settings
 FORMS = "give gymnasium:ID, or gymnasium:MODULE:ID for an environment that a module registers"
@@ -42,11 +42,11 @@ FRAMES_PER_SECOND = 30.0  # of the video of an environment that does not state i
 
 
 class BrokenEnvironment(RunError):
-    """An environment raised an exception, ended its process, or broke the promise of its spaces."""
+    """An environment raised an exception, ended its process, or returned a value outside its spaces."""
 
 
 def describe(config: Config) -> Description:
-    """Makes an environment and describes it; raises as `make`."""
+    """Makes an environment and describes it; raises the errors of `make`."""
     environment, task = config.environment, config.environment.task
     adapted = make(task, environment.settings, seed=config.seed, layout=environment.observation_layout)
     metadata, has_pixels = adapted.metadata or {}, adapted.image is not None
@@ -149,7 +149,7 @@ class Adapted(gymnasium.Wrapper[np.ndarray, Any, Any, Any]):
             else:
                 action = int(action)
             observation, reward, terminated, truncated, info = self.env.step(action)
-            if not abs(_number("the reward", reward)) <= LARGEST:  # also if it is not a number
+            if not abs(_number("the reward", reward)) <= LARGEST:  # true for NaN, too
                 raise BrokenEnvironment(f"environment.task={self._task}: it returned a reward of {reward}")
             kept = _lives(info)
             if terminated or truncated:
@@ -160,7 +160,7 @@ class Adapted(gymnasium.Wrapper[np.ndarray, Any, Any, Any]):
         """Returns the frame, uint8[height, width, 3]; None if it cannot be rendered."""
         try:
             frame = np.asarray(self.env.render())
-        except Exception:  # a video is not worth the run: the caller makes none
+        except Exception:  # the caller makes no video, and the run continues
             traceback.print_exc()
             return None
         return frame if frame.dtype == np.uint8 and frame.ndim == 3 and frame.shape[2] == 3 else None
@@ -233,7 +233,7 @@ def _vector(space: spaces.Space[Any], observation: Any) -> np.ndarray:
 def _check(task: str, name: str, space: spaces.Space[Any], observation: Any, is_image: bool) -> None:
     """Raises BrokenEnvironment if the part `name` of an observation is outside its space.
 
-    Gymnasium would make another observation of it. A number that is not finite is no error here, nor is an element of
+    Gymnasium would convert it to another one. A number that is not finite is no error here, nor is an element of
     an image: `ImageSpec.frames` checks those.
     """
     if isinstance(space, spaces.Box):

@@ -54,7 +54,7 @@ def _layout(shape: tuple[int, ...]) -> str:
 
 
 def _sides(shape: tuple[int, ...]) -> tuple[int, int]:
-    """Returns the axes of height and width: two neighbours, and the shorter one as long as possible.
+    """Returns the axes of height and width: of all neighbouring axes, those whose shorter one is longest.
 
     So channels and stacked frames, which are few, may come first or last.
     """

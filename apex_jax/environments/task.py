@@ -1,4 +1,4 @@
-"""What a task returns and accepts, whoever provides it: EnvPool or Gymnasium."""
+"""The observations and actions of a task, of EnvPool or of Gymnasium."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Description(NamedTuple):
     frame_dtype: str  # "uint8" of pixels, "float32" of a vector
     action: Any  # Gymnasium's space
     parts: tuple[Part, ...] | None  # of an observation that becomes a vector, in order; None: pixels
-    frames_per_second: float | None = None  # Gymnasium: of its video; None if it cannot be rendered
+    frames_per_second: float | None = None  # Gymnasium: of a video; None if there can be no video
     image: ImageSpec | None = None  # Gymnasium: how images become frames
     reading: str = ""  # Gymnasium: one line that describes how observations are read
 

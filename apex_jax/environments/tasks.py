@@ -35,7 +35,7 @@ class Task(NamedTuple):
     """A task that can be trained."""
 
     name: str
-    family: str  # the part of EnvPool that it is of, such as "atari" or "mujoco.dmc"
+    family: str  # its part of EnvPool, such as "atari" or "mujoco.dmc"
     spec: SegmentSpec
 
     @property

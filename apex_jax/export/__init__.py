@@ -4,6 +4,6 @@ folder          the files of an exported policy
 export_command  `python main.py export`
 programs        the policy as StableHLO and ONNX
 onnx_graph      makes the ONNX from JAX's own trace
-check           compares them with the policy itself
+check           compares the exported programs with the policy itself
 model_card      the page of an exported policy on the Hugging Face hub
 """

@@ -14,7 +14,7 @@ from apex_jax.host.errors import RunError
 from apex_jax.policy import Agent, Policy
 from apex_jax.types import SegmentSpec
 
-TOLERANCE = 1e-5  # of the largest value of the batch, or of 1 if all are smaller
+TOLERANCE = 1e-5  # relative to the largest value of the batch, or to 1 if all are smaller
 ENVIRONMENTS, STEPS = 8, 8
 
 
@@ -39,7 +39,7 @@ def real_observations(config: Config) -> np.ndarray:
 
 
 def random_observations(spec: SegmentSpec) -> np.ndarray:
-    """Returns 64 observations [64, F, *O] that no environment made."""
+    """Returns 64 observations [64, F, *O] of random numbers, without an environment."""
     rng, shape = np.random.default_rng(0), (ENVIRONMENTS * STEPS, spec.frame_stack, *spec.frame_shape)
     if spec.frame_dtype == "uint8":
         return rng.integers(256, size=shape, dtype=np.uint8)
@@ -50,7 +50,7 @@ def expected_outputs(agent: Agent, stacks: np.ndarray) -> dict[str, np.ndarray]:
     """Returns the actions and values of the policy itself for observations [N, F, *O]."""
     assert agent.algorithm.greedy is not None
     observations = stacks.reshape(len(stacks), *observation_shape(agent.environment_spec))
-    of_frames = agent.environment_spec._replace(image=None)  # as the exported programs, which take frames
+    of_frames = agent.environment_spec._replace(image=None)  # the exported programs take frames, too
     action, _ = Policy(agent.algorithm, agent.params, of_frames).act(observations)
     outputs = agent.algorithm.greedy(agent.params, jnp.asarray(stacks))
     return {name: np.asarray(output) for name, output in outputs.items()} | {"action": action}
@@ -72,7 +72,7 @@ def check_outputs(
         if name == "action" and "q_values" in expected:  # of two actions with one value, either is right
             found, wanted = (_chosen(expected["q_values"], actions - first_action) for actions in (found, wanted))
         difference = float(np.abs(found - wanted).max() / max(1.0, np.abs(wanted).max()))
-        if not difference <= TOLERANCE:  # also if it is not a number
+        if not difference <= TOLERANCE:  # true for NaN, too
             what = f"{file} differs from the policy: {name} by {difference:.1e}, where {TOLERANCE:g} is allowed"
             raise RunError(f"{what}; please report this; nothing is written")
 

@@ -1,4 +1,4 @@
-"""The files of an exported policy, as the Hugging Face hub knows them."""
+"""The files of an exported policy, in the form that the Hugging Face hub expects."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ def write_files(
 ) -> list[str]:
     """Writes all files of a run's policy into an empty folder, and checks them; returns notes for the user.
 
-    `updates`: see `load_policy`; `code`: the settings of the run that the user has given, because they name code that
-    the user trusts, see `code_settings`. Raises OSError, UsageError and RunError.
+    `updates`: see `load_policy`; `code`: the settings of the run that name code (`code_settings`), if the user has
+    given them, and so trusts the code. Raises OSError, UsageError and RunError.
     """
     code = code or {}
     agent = load_agent(run, updates, code)
@@ -97,7 +97,7 @@ def exported_config(config: Config) -> dict[str, Any]:
 
 
 def results_of(run_directory: Path, agent: Agent) -> dict[str, Any] | None:
-    """Returns the evaluation of an agent, with the hub's names; None if none of exactly its params is recorded."""
+    """Returns the evaluation of an agent, with the hub's names; None if no evaluation of these params is recorded."""
     games = best_evaluation(run_directory, agent.progress.updates)
     if games is None:
         return None
@@ -113,7 +113,7 @@ def results_of(run_directory: Path, agent: Agent) -> dict[str, Any] | None:
         "updates": agent.progress.updates,
         "environment_steps": agent.progress.environment_steps,
         "environment_frames": agent.progress.environment_steps * environment.frame_skip,
-        **({"training_minutes": minutes} if minutes else {}),  # which a best evaluation does not record
+        **({"training_minutes": minutes} if minutes else {}),  # a best evaluation does not record them
         "seed": agent.config.seed,
     }
 

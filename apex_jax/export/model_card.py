@@ -38,7 +38,7 @@ FILES = {
 def model_card(
     agent: Agent, run: str | os.PathLike[str], results: Mapping[str, Any] | None, files: Collection[str]
 ) -> str:
-    """Returns README.md. `results`: the content of results.json, if there is one; `files`: the others in the folder."""
+    """Returns README.md. `results`: the content of results.json, if it exists; `files`: the folder's other files."""
     environment, name = agent.config.environment, _name(agent)
     task, source = task_name(environment), "Gymnasium" if environment.is_gymnasium else "EnvPool"
     sections = [
@@ -76,7 +76,7 @@ def task_name(environment: EnvironmentConfig) -> str:
 
 
 def metadata(agent: Agent, results: Mapping[str, Any] | None, files: Collection[str]) -> dict[str, Any]:
-    """Returns what the hub reads; `model-index` has the evaluation as the hub's course on deep RL writes it."""
+    """Returns the metadata for the hub; `model-index` has the evaluation in the form of the hub's course on deep RL."""
     task = task_name(agent.config.environment)
     formats = [name for name, file in (("safetensors", "model.safetensors"), ("onnx", "policy.onnx")) if file in files]
     tags = ["reinforcement-learning", "deep-reinforcement-learning", "apex_jax", "ape-x", agent.config.algorithm.name]

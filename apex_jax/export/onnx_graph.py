@@ -97,7 +97,7 @@ class _Graph:
         return TRANSLATIONS[name](self, equation, *values)
 
     def node(self, operation: str, *inputs: Value, **attributes: Any) -> str:
-        """Appends an operation with one output; returns the name of that."""
+        """Appends an operation with one output; returns the name of the output."""
         return self.nodes_of(operation, 1, *inputs, **attributes)[0]
 
     def nodes_of(self, operation: str, outputs: int, *inputs: Value, **attributes: Any) -> list[str]:
@@ -125,11 +125,11 @@ class _Graph:
         return f"v{self._count}"
 
 
-# Each takes the graph, the equation and the values of its inputs; returns the values of its outputs.
+# Each translation takes the graph, an equation and the values of its inputs; it returns the values of its outputs.
 
 
 def _reshape(graph: _Graph, equation: Any, value: Value) -> list[Value]:
-    """A symbolic size, of which there may be one, is what is left of the elements."""
+    """At most one size may be symbolic: ONNX computes it from the number of elements."""
     sizes = [size if isinstance(size, int) else -1 for size in equation.outvars[0].aval.shape]
     return [graph.node("Reshape", value, np.array(sizes, np.int64))]
 

@@ -15,8 +15,8 @@ from apex_jax.host.program import CHECKOUT
 
 STABLEHLO = "policy.stablehlo"
 ONNX = "policy.onnx"
-INPUT = "observation"  # name of the input in ONNX, which knows no positions
-PLATFORMS = ("cpu", "cuda")  # for which the StableHLO is lowered; that needs no GPU
+INPUT = "observation"  # name of the input in ONNX, whose inputs are passed by name
+PLATFORMS = ("cpu", "cuda")  # the StableHLO is lowered for both, which needs no GPU
 INSTALL_ONNX = "pip install " + ("-r requirements-export.txt" if CHECKOUT else "'apex-jax[export]'")
 
 

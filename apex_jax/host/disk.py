@@ -41,9 +41,9 @@ def open_regular(path: Path, flags: int) -> int:
 
 
 def read_regular(path: Path, most: int = MAX_READ_BYTES) -> bytes:
-    """Returns the content of a file of a run directory. Raises OSError, see `open_regular`; also for `most` bytes."""
+    """Returns the content of a file of a run directory. Raises OSError, see `open_regular`; also at `most` bytes."""
     with open(open_regular(path, os.O_RDONLY), "rb") as file:
-        if os.fstat(file.fileno()).st_size >= most:  # a sparse one takes no room on the disk, but in memory
+        if os.fstat(file.fileno()).st_size >= most:  # a sparse file takes room in memory, not on the disk
             raise OSError(errno.EFBIG, f"has {most:,} bytes or more, which no run writes", str(path))
         return file.read()
 
@@ -63,7 +63,7 @@ def synchronize(path: Path) -> None:
 @contextlib.contextmanager
 def atomic_write(path: Path) -> Iterator[Path]:
     """Yields a path to write to: its file is flushed and becomes `path` if the context ends without an error, otherwise
-    it is deleted. It has the same ending, by which libraries choose the format. Raises OSError.
+    it is deleted. Both paths have the same ending, from which libraries derive the format. Raises OSError.
     """
     half = path.with_name(f".{path.stem}.half{path.suffix}")
     half.unlink(missing_ok=True)  # left by a killed process, or a link, which a library would follow

@@ -10,7 +10,7 @@ MOST_OF_A_LINE = 1_000  # characters of the message of an exception, which may q
 
 
 class _Printable(Exception):
-    """Its message has no control characters but new lines, whatever values from files or peers are in it."""
+    """An exception whose message has no control characters but new lines, even if it quotes files or peers."""
 
     def __str__(self) -> str:
         return "\n".join(map(printable, super().__str__().split("\n")))

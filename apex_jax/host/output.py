@@ -16,7 +16,7 @@ PASSING = (errno.ENOSPC, errno.EDQUOT)  # a full disk may have room again later
 class Output(io.TextIOWrapper):
     """A standard stream that drops text while writing fails, and escapes characters that its encoding lacks."""
 
-    error: OSError | None = None  # the first one
+    error: OSError | None = None  # the first error of a write
 
     def write(self, text: str) -> int:
         """Writes `text` if possible; returns its length in either case."""

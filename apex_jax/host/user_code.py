@@ -21,14 +21,14 @@ from typing import Any
 
 from apex_jax.host.errors import RunError, UsageError, first_line
 
-LIBRARIES = ("apex_jax", "gymnasium", "numpy", "jax", "flax", "optax")  # whose lines are not the user's
+LIBRARIES = ("apex_jax", "gymnasium", "numpy", "jax", "flax", "optax")  # whose code is not the user's
 
 
 def imported_module(setting: str, name: str) -> Any:
-    """Imports a module, from the working directory too: last, so that no file there replaces a package.
+    """Imports a module; the working directory is searched last, so that no file there replaces a package.
 
     `setting`: begins the message of an error, such as "algorithm.name=my_file:make". Raises UsageError if there is no
-    such module, and what the module raises.
+    such module, and the exceptions of the module's code.
     """
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())
@@ -42,7 +42,7 @@ def imported_module(setting: str, name: str) -> Any:
 
 
 def imported_names(key: str, text: str) -> list[Any]:
-    """Returns what `text` names, MODULE:NAME or MODULE:NAME,NAME, callables. `key`: of this setting.
+    """Returns the callables that `text` names, as MODULE:NAME or MODULE:NAME,NAME. `key`: the setting's key.
 
     Raises UsageError with the reason.
     """
@@ -70,7 +70,7 @@ def source_file(text: str) -> Path | None:
 def reported(setting: str, error_class: type[Exception], function: Any = None) -> Iterator[None]:
     """Prints the traceback of an exception to the process's log, and raises `error_class` with one line.
 
-    `function`: the user's, which is called; its file is named if no other line of the user's raised the exception.
+    `function`: the user's function that is called; its file is named if no line of the user raised the exception.
     """
     try:
         yield
@@ -83,7 +83,7 @@ def reported(setting: str, error_class: type[Exception], function: Any = None) -
 
 
 def _place(error: Exception, function: Any) -> str:
-    """Returns the file and the line of the user's that raised an exception."""
+    """Returns the file and the line of the user's code that raised an exception."""
     if isinstance(error, SyntaxError) and error.filename:
         return f"{error.filename}, line {error.lineno}"
     calls = [(call.filename, call.lineno) for call in traceback.extract_tb(error.__traceback__)]

@@ -12,7 +12,7 @@ weights_client     actors and evaluator: fetch weights
 weights_server     learner: serves them
 client             parts common to the three clients
 server             parts common to the three servers
-connection         of a client: hellos, heartbeats, whether the server is joined or lost
+connection         a client's hellos and heartbeats, and whether its server is joined or lost
 in_process         the calls of all links in one process, without sockets and threads
 episode_means      returns of the actors' games between two reports
 """

@@ -1,4 +1,4 @@
-"""What the clients of the three links share: the thread that holds the connection."""
+"""Parts common to the clients of the three links: the thread that holds the connection."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ class LinkClient:
 
     @property
     def dropped(self) -> Counter[str]:
-        """Counts of refusals, and of what could not be sent or used, by reason."""
+        """Counts of refusals, and of messages that could not be sent or used, by reason."""
         return self._connection.dropped
 
     def turn(self, now_seconds: float) -> None:
-        """Sends a hello or heartbeat if one is due, and queued messages; handles what was received."""
+        """Sends a hello or heartbeat if one is due, and queued messages; handles received messages."""
         raise NotImplementedError
 
     def close(self) -> None:

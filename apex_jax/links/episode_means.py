@@ -35,7 +35,7 @@ class EpisodeMeans:
     def add(self, message: EpisodeStatistics) -> bool:
         """Adds the games of a message; adds none and returns False if any value is impossible.
 
-        The Python work is independent of the number of games, as a message may hold thousands.
+        There is no Python loop over the games, since a message may hold thousands.
         """
         exploration, steps = message.exploration, message.episode_steps
         is_finite = np.isfinite(exploration).all() and np.isfinite(message.episode_return).all()

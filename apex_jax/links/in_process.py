@@ -63,7 +63,7 @@ class InProcessReplay:
     is_finish_received = True
 
     def __init__(self, replay: Replay, config: Config, spec: SegmentSpec, batches: int):
-        """`batches`: of a draw."""
+        """`batches`: how many are drawn at once."""
         self.dropped = Counter[str]()
         self._replay, self._spec = replay, spec
         self._counts = np.full((batches, 1), config.learner.batch_size, np.int32)

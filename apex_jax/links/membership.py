@@ -58,7 +58,7 @@ class Membership:
         self.actors: dict[bytes, ActorPeer] = {}  # by connection
         self._index, self._servers = index, servers
         self._ladder_size = ladder_size
-        self._turns: deque[ActorPeer] = deque()  # those with pending segments
+        self._turns: deque[ActorPeer] = deque()  # actors with pending segments
 
     def connection_of(self, peer_id: int) -> bytes | None:
         """Returns the connection of an actor, or None."""

@@ -41,7 +41,7 @@ class Outbox:
     def add(self, segment: Segment, produced: int) -> None:
         """Encodes a segment and assigns the next sequence number. Raises CorruptSegment.
 
-        `produced`: transitions of the actor so far.
+        `produced`: transitions that the actor has produced so far.
         """
         record = encode_record(segment, self._spec, self._peer_id, self._sequence + 1, produced)
         self._sequence = record.sequence

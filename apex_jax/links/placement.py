@@ -19,7 +19,7 @@ class Placement:
         self._loads = [0] * servers
 
     def place(self, environments: int, current: int, may_balance: bool = True) -> int:
-        """Returns the server of an actor, and counts the actor there. `current`: where it was counted before.
+        """Returns the server of an actor, and counts the actor there. `current`: the server that counted it before.
 
         `may_balance`: whether an actor may move from one open server to another; not before all have had time to join.
         """
@@ -34,13 +34,13 @@ class Placement:
         return least
 
     def add(self, environments: int, server: int) -> int:
-        """Counts an actor that has a server; returns it, or NOWHERE if there is none of this number."""
+        """Counts an actor that has a server; returns the server, or NOWHERE if there is no server of this number."""
         if server >= len(self._loads):
             return NOWHERE
         self._loads[server] += environments
         return server
 
     def remove(self, environments: int, server: int) -> None:
-        """Counts an actor no more."""
+        """Stops counting an actor."""
         if server != NOWHERE:
             self._loads[server] -= environments

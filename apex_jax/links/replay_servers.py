@@ -36,11 +36,11 @@ class Batches(NamedTuple):
 
 
 class Contribution(NamedTuple):
-    """What one server contributed."""
+    """The item of one server in a `Merged`."""
 
     server: int
     item: Received
-    where: np.ndarray | slice  # its elements of [K x B]
+    where: np.ndarray | slice  # the elements of [K x B] that it fills
 
 
 class Merged(NamedTuple):
@@ -52,7 +52,7 @@ class Merged(NamedTuple):
 
 @dataclass(eq=False)
 class Plan:
-    """A group of batches that was asked of some servers."""
+    """A group of batches that was requested from some servers."""
 
     fractions: np.ndarray  # float64[S], of each server in each batch
     counts: np.ndarray  # int32[K, S], transitions asked for
@@ -72,7 +72,7 @@ class ServerState:
     size_transitions: int = 0
     allowed_samples: int = 0
     asked: deque[Plan] = field(default_factory=deque)  # not answered yet, in the order of the answers
-    holds: Plan | None = None  # its answer waits for those of other servers; its later items must not be consumed yet
+    holds: Plan | None = None  # plan whose answer waits for other servers, and later items behind it
 
     @property
     def is_joined(self) -> bool:
@@ -89,8 +89,8 @@ class ReplayServers:
     """Joins every replay server, asks each for its fraction of a group of batches, and merges the answers.
 
     The learner calls `next` for an item, `consumed` when it has processed the item, and `update_priorities`, as if
-    there were one server. An answer is held until those of the other servers are there, and what the same server sends
-    behind it as well, so that the frame store is always what each server was when it drew.
+    there were one server. An answer waits for those of the other servers, and later items of its server wait behind it,
+    so that the frame store always equals the replay from which each server drew.
 
     No batch takes transitions from a server that is lost or that its rate limiter stops; the other servers give more.
     It takes some again once the server has sent its live segments and its limiter allows it. A lone server is asked in
@@ -113,7 +113,7 @@ class ReplayServers:
         devices: int = 1,
         limits: ValueLimits = NO_LIMITS,
     ):
-        """Connects. `capacity_segments`: of each server; `groups`: of batches, asked for or being processed.
+        """Connects. `capacity_segments`: of each server; `groups`: most groups of batches pending or in process.
 
         `beta`: exponent of the importance weights; `rng`: for the rounding of counts; `min_size_to_sample`: transitions
         of all servers together at which learning begins; `away_limit_seconds`: how long all servers may be unreachable
@@ -292,7 +292,7 @@ class ReplayServers:
         server.total_priority, server.size_transitions, server.allowed_samples = 0.0, 0, 0
 
     def _give_up_answers(self) -> None:
-        """Voids the plans that wait for a server that is lost. All items that have arrived must be taken."""
+        """Voids the plans that wait for a lost server; to be called once all items that have arrived are taken."""
         for plan in list(self._plans):
             if any(plan in server.asked and not server.is_joined for server in self.servers):
                 self._void(plan)
@@ -314,7 +314,7 @@ class ReplayServers:
             if (merged := self._merged()) is not None:
                 return merged
             server = self.servers[self._next]
-            self._next = (self._next + 1) % len(self.servers)  # or one whose items always wait would delay the others
+            self._next = (self._next + 1) % len(self.servers)  # in turn, so that no busy server delays the others
             while server.holds is None and (item := server.client.next(0.0)) is not None:
                 if item.epoch != server.epoch:
                     self._rejoin(server, item.epoch)

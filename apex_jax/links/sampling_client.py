@@ -72,7 +72,7 @@ class SamplingClient(LinkClient):
 
     `ask` requests batches, `next` returns an item, `consumed` returns the credit of segments that were processed. When
     the replay server is lost, the client reconnects until it is back; the stream then restarts with the live segments,
-    and what was asked before has no answer. What was asked, and the credit for segments, bound the pending items.
+    and earlier requests have no answer. The requests and the credit for segments bound the pending items.
     """
 
     def __init__(
@@ -89,12 +89,12 @@ class SamplingClient(LinkClient):
         arrived: threading.Event | None = None,
         limits: ValueLimits = NO_LIMITS,
     ):
-        """Connects. `capacity_segments`: of the server; `groups`: most `IndexBatches` asked for and not returned.
+        """Connects. `capacity_segments`: of the server; `groups`: largest number of pending `IndexBatches`.
 
         `run`: the run of this learner, which adopts the server's if it has none yet; None = any.
         `away_limit_seconds`: how long the server may be unreachable before a RunError is raised; 0 = forever.
         `window`: segments sent to the learner and not yet processed; `arrived`: set with each new item, and when the
-        server is joined; `limits`: of the values of a segment; one beyond them is corrupt.
+        server is joined; `limits`: of the values in a segment, which is corrupt beyond them.
         """
         patience = Patience(SILENT_SECONDS, away_limit_seconds, REFUSED_SECONDS)
         super().__init__(Connection("replay server", address, run, patience))
@@ -168,7 +168,7 @@ class SamplingClient(LinkClient):
     def turn(self, now_seconds: float) -> None:
         """Sends the outbox and handles the messages received."""
         if self._hello.replay_index and self._hello.is_new_run and not self._connection.run.name:
-            return  # the first server names a new run: two servers could adopt the proposals of two learners
+            return  # waits until the first server has named a new run: others could adopt another name
         self._connection.turn(now_seconds, self._current_hello, self._heartbeat)
         self._flush()
         self._receive(now_seconds)
@@ -224,7 +224,7 @@ class SamplingClient(LinkClient):
             self._on_batches(message)
 
     def _on_welcome(self, message: LearnerWelcome, now_seconds: float) -> None:
-        if self._connection.state == "joined":  # it would also receive the credit that was sent for the first welcome
+        if self._connection.state == "joined":  # the server would also receive the credit sent for its first welcome
             self._connection.start_over(now_seconds)
             return
         if message.capacity_segments != self._capacity_segments:

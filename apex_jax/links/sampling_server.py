@@ -118,7 +118,7 @@ class SamplingServer(LinkServer[LearnerPeer]):
         learner = self.learner
         if learner is None or learner.cursor == self._replay.buffer.inserted_segments:
             return False
-        if not learner.asked:  # a learner of several servers asks this one once it has caught up
+        if not learner.asked:  # with several servers, a learner first asks once it has all segments
             return not learner.has_caught_up and self._replay.can_sample(1)
         return self._replay.can_sample(int(learner.asked[0].sum()))
 
@@ -213,7 +213,7 @@ class SamplingServer(LinkServer[LearnerPeer]):
     def _on_corrupt_segments(self, connection_id: bytes, message: CorruptSegments, now_seconds: float) -> None:
         discarded = self._replay.buffer.discard(message.ring_slots, message.generations)
         if discarded and not self.dropped["corrupt_segment"]:
-            _log.warning("the learner cannot decode some segments: they are drawn no more (logged once, counted)")
+            _log.warning("the learner cannot decode some segments: they are no longer drawn (logged once, counted)")
         self.dropped["corrupt_segment"] += discarded
 
     def _on_finish(self, connection_id: bytes, message: Finish, now_seconds: float) -> None:

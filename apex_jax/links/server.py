@@ -1,4 +1,4 @@
-"""What the servers of the three links share: the reading loop, the checks of a peer that joins, and eviction."""
+"""Parts common to the servers of the three links: the reading loop, the checks of a peer that joins, and eviction."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ class LinkServer(Generic[PeerT]):
         peers: Mapping[bytes, PeerT],
         max_peers: int,
     ):
-        """`names`: of this server and of a peer, in refusals; `run`: of which its peers must be part, None = any.
+        """`names`: of this server and of a peer, for refusals; `run`: the only run whose peers may join, None = any.
 
-        `peers`: the records by connection, which the subclass adds and removes; `max_peers`: how many there can be.
+        `peers`: the records by connection, which the subclass adds and removes; `max_peers`: their largest number.
         """
         self.dropped: Counter[str] = Counter()
         self._names = names

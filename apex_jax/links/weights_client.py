@@ -69,7 +69,7 @@ class WeightsClient(LinkClient):
     """Provides the newest params on demand, already on the device; acting never blocks on a transfer.
 
     Requests at most WEIGHTS_PIECES_AT_ONCE pieces ahead, and a new version only when the previous one is complete, so
-    that on a slow line the params are as old as one transfer. Follows a restarted learner, whatever its versions.
+    that on a slow line the params are as old as one transfer. Accepts all versions of a restarted learner.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class WeightsClient(LinkClient):
         `compatibility_key`: see `Config.weights_compatibility_key`.
         `away_limit_seconds`: how long the learner may be unreachable before a RunError is raised; 0 = forever.
         `run`: the run of this process, which adopts that of the first offer if it has none yet; None = any.
-        `environments`: of an actor, 0 = no actor.
+        `environments`: number of an actor's environments, 0 = this is no actor.
         """
         patience = Patience(PEER_TIMEOUT_SECONDS, away_limit_seconds, heartbeat=HEARTBEAT_SECONDS)
         super().__init__(Connection("learner", address, run, patience))
@@ -117,7 +117,7 @@ class WeightsClient(LinkClient):
         """Returns the newest params if they are not `last`, else requests newer ones.
 
         Waits for these at most `timeout_seconds`, and returns None if they have not arrived. The request remains until
-        usable ones have. The first params and the final ones are fetched in any case.
+        usable params arrive. The first params and the final ones are fetched in any case.
         """
         self._last = last
         with self._changed:

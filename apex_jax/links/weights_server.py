@@ -67,7 +67,7 @@ class Client:
     environments: int = 0  # of an actor
     replay_index: int = NOWHERE  # replay server of an actor
     has_newest: bool = False
-    encoded: Encoded | None = None  # the version that it fetches, until it reports that it has it
+    encoded: Encoded | None = None  # the version that the client is fetching, until the client reports that it has it
 
 
 class WeightsServer(LinkServer[Client]):

@@ -11,9 +11,9 @@ from apex_jax.run.metrics import EVALUATED_INFO, EVALUATED_RETURN, TRAINING_INFO
 PATIENCE_SECONDS = 60.0  # a shorter problem is not reported
 ENDLESS_SECONDS = 180.0  # of learning without the end of an episode
 SILENCE_SECONDS = 30.0  # without a new frame; the longer of this and the next limit applies
-SILENCE_LINES = 3  # the same limit, in intervals of the metrics
+SILENCE_LINES = 3  # intervals of the metrics without a new frame
 OLD_WEIGHTS_SECONDS = 30.0  # age of an actor's weights; the longer of this and the next limit applies
-OLD_WEIGHTS_INTERVALS = 10  # the same limit, in publishing intervals
+OLD_WEIGHTS_INTERVALS = 10  # the same age, in publishing intervals
 WAITING_SHARE = 0.6  # a process that waits a larger share of its time than this is held up by another one
 BUSY_SHARE = 0.1  # a process that waits a smaller share of its time than this is the slow side
 # Transitions drawn per transition stored. Below this, most are overwritten before they are drawn; the paper has 0.78.
@@ -21,7 +21,7 @@ OUTRUN_RATIO = 0.5
 Q_VALUE_SLACK = 1.5  # q-values may exceed the bound of the rewards by this factor before they converge
 EXPECTED_DROPS = {
     "replay/dropped_stale_priority",  # the transition was overwritten while the learner learned from it
-    "replay/dropped_duplicate_segment",  # sent again after its acknowledgement was lost with a connection or server
+    "replay/dropped_duplicate_segment",  # resent, since its acknowledgement was lost with a connection or server
 }
 
 

@@ -104,8 +104,8 @@ def introduction(config: Config) -> str:
 def final_summary(progress: RunProgress, config: Config, can_render: bool, video_needs: str = "") -> str:
     """Returns lines with the results of the run, the files that exist, and the commands to look at them.
 
-    `can_render`: whether a game of this task can be recorded; `video_needs`: what a video needs to be installed, if
-    anything, which is printed if there is no video.
+    `can_render`: whether a game of this task can be recorded; `video_needs`: software that a video needs, empty =
+    none; printed if there is no video.
     """
 
     run_directory = config.directory
@@ -159,7 +159,7 @@ def final_summary(progress: RunProgress, config: Config, can_render: bool, video
 
 
 def finished_summary(progress: RunProgress, run_directory: str, changed_settings: Sequence[str] = ()) -> str:
-    """Returns a line about a finished run that was started once more, and one about settings that it did not have."""
+    """Returns a line about a finished run that was started again, and one about changed settings, which had no use."""
     limits = progress.reached_limits
     keys = " and ".join(limit.partition("=")[0] for limit in limits)
     changed = f"\nNot used:    {', '.join(changed_settings)}; for a run with it, give another run_directory"

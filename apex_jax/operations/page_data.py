@@ -25,7 +25,7 @@ from apex_jax.run.metrics import EVALUATED_INFO, TRAINING_INFO
 from apex_jax.run.provenance import chosen_settings, machine_of, read_starts, shown_command
 
 POLL_SECONDS = 3.0  # between two requests of a page
-MOST_LINES = 5_000  # of the metrics of one process; of more, every second one is left out, and so on
+MOST_LINES = 5_000  # of the metrics of one process; at more, every second line is dropped, each time
 MOST_POINTS = 400  # of a curve
 MOST_INLINED_BYTES = 5 * 2**20  # a larger video is left out of a report
 TRAINING, LOSS = "charts/episodic_return", "losses/td_loss"
@@ -49,7 +49,7 @@ class RunLines:
         self._processes: dict[Path, _ProcessLines] = {}
 
     def read(self) -> list[dict[str, Any]]:
-        """Returns the lines so far, with the tags that the page shows only."""
+        """Returns the lines so far, with only the tags that the page shows."""
         for path in sorted(self._folder.glob("*.jsonl")):
             self._processes.setdefault(path, _ProcessLines(path))
         return [line for process in self._processes.values() for line in process.read()]
@@ -62,7 +62,7 @@ class _ProcessLines:
         self._follower = MetricsFollower(path)
         self._lines: list[dict[str, Any]] = []
         self._count = 0  # lines read
-        self._stride = 1  # of so many lines, one is kept
+        self._stride = 1  # every line of this many is kept, the others are dropped
 
     def read(self) -> list[dict[str, Any]]:
         """Returns at most MOST_LINES lines, at equal distances from the beginning to the end of the run."""
@@ -84,7 +84,7 @@ class OtherRuns:
         self._known: dict[Path, tuple[int, Curve | None]] = {}  # by directory: nanoseconds of its file, its curve
 
     def read(self) -> dict[str, Curve]:
-        """Returns the curves of those that were evaluated last, at most MOST_OTHERS, by the name of their directory."""
+        """Returns the curves of the runs evaluated last, at most MOST_OTHERS, by the name of their directory."""
         changed = dict[Path, int]()
         for path in self._directory.parent.glob(f"*/{FILE_NAME}"):
             with contextlib.suppress(OSError):  # it has just been deleted
@@ -114,7 +114,7 @@ def page_data(
     progress: RunProgress | None,
     others: Mapping[str, Curve] = MappingProxyType({}),
 ) -> dict[str, Any]:
-    """Returns the data of a page that asks for more every POLL_SECONDS; without `progress`, only what files hold.
+    """Returns the data of a page, which requests it every POLL_SECONDS; without `progress`, only data from files.
 
     `others`: other runs to compare with, see `OtherRuns`.
     """
@@ -146,7 +146,7 @@ def page_data(
 
 
 def report_data(data: Mapping[str, Any], config: Config) -> dict[str, Any]:
-    """Returns the data of a report: that of a page, with a small video in it, and nothing to ask for."""
+    """Returns the data of a report: that of a page, with a small video in it, and without requests."""
     video, path = data["video"], video_of(config)
     if video is not None and path is not None:
         content = read_regular(path) if path.stat().st_size <= MOST_INLINED_BYTES else b""
@@ -204,7 +204,7 @@ def _charts(config: Config, curves: Mapping[str, Curve], others: Mapping[str, Cu
     """`others`: the evaluations of other runs."""
     returns = {"evaluation": curves[EVALUATION], "training, exploring": curves[TRAINING], **others}
     loss, updates = curves[LOSS], curves[UPDATE_RATE]
-    frames = _frame_rate(curves[REPLAY_SIZE], config.metrics_interval_seconds / 60)  # which replay servers measure
+    frames = _frame_rate(curves[REPLAY_SIZE], config.metrics_interval_seconds / 60)  # replay servers measure it
     loss = Curve(*(column[loss.returns > 0] for column in loss))  # the scale is logarithmic
     return [
         _chart("Return over time", "minutes", "return", returns),

@@ -56,11 +56,11 @@ class RunProgress:
     memory_bytes: int  # of all processes
     warnings: tuple[str, ...] = ()  # problems, with the key to change
     earlier_updates: int = 0  # by earlier starts of the run
-    earlier_learning_rate: float | None = None  # at their end
+    earlier_learning_rate: float | None = None  # at the end of the previous start
     reached_limits: tuple[str, ...] = ()  # of the run, as KEY=VALUE
-    share: float | None = None  # of the run that is done, by the nearest of its limits, 0 to 1; None without limits
-    servers: Mapping[str, tuple[int, float]] = field(default_factory=dict)  # of several: transitions, stored a second
-    video_return: float | None = None  # of the episode in the task's own simulator, if this start made one
+    share: float | None = None  # fraction of the run that is done, 0 to 1, by its nearest limit; None without limits
+    servers: Mapping[str, tuple[int, float]] = field(default_factory=dict)  # if several: size, transitions per second
+    video_return: float | None = None  # of this start's episode in the task's own simulator, if any
 
 
 @dataclass
@@ -220,7 +220,7 @@ class ProgressReader:
         return {f"evaluator.stop_at_return={goal:g}": float(is_reached), **shares}
 
     def _phase(self) -> str:
-        """Returns the phase of a run that has not reached a limit: what the others wait for."""
+        """Returns the phase of a run that has not reached a limit: the step that it waits for."""
         if self._learning:
             return "learning"
         if not all(self._roles[name].last for name in self._servers):

@@ -34,7 +34,7 @@ def document(data: Mapping[str, Any]) -> str:
 def write_report(config: Config, data: Callable[[], Mapping[str, Any]] | None = None) -> None:
     """Writes `report.html` to the run directory. Logs errors instead of raising them.
 
-    `data`: returns the data of the page; None = what the files of the run hold.
+    `data`: returns the data of the page; None = only data from the files of the run.
     """
     try:
         lines, others = RunLines(config.directory), OtherRuns(config)

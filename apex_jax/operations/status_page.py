@@ -24,13 +24,13 @@ from apex_jax.transport.wire import PROTOCOL_VERSION
 _log = logging.getLogger(__name__)
 
 STUCK_SECONDS = 60.0  # a process whose loop has not iterated for this long is not healthy
-STARTING_SECONDS = 300.0  # the same limit until the process is this old, because it may compile
+STARTING_SECONDS = 300.0  # the limit for a process that is younger than this, because it may compile
 
 
 class StatusPage:
     """A context that serves the status of this process; without `addresses.status`, only systemd is notified.
 
-    `report`: set it when the role can report. It is called on the page's thread and must only read attributes.
+    A role that can report sets `report`, which the page's thread calls, so that it must only read attributes.
     """
 
     def __init__(self, config: Config, role: str, name: str, stop: StopSignal):

@@ -56,7 +56,7 @@ class StorageCopy:
                 self._stop.beat()
                 self._thread.join(0.1)
             if self._thread.is_alive():
-                _log.warning("the last copy to %s took too long: the one before it stands", self._config.storage.url)
+                _log.warning("the last copy to %s took too long: the previous copy stays", self._config.storage.url)
 
     def metrics(self) -> dict[str, float]:
         """Returns values under the tags of `apex_jax.run.metrics.TAGS`."""

@@ -22,7 +22,7 @@ def run(arguments: Sequence[str]) -> int:
     candidates = names(word)
     tasks = list(trainable(candidates))
     if not tasks:
-        why = "this agent can train none of those that EnvPool has of it" if candidates else "EnvPool has none of it"
+        why = "EnvPool has such tasks, but this agent can train none" if candidates else "EnvPool has none of it"
         raise UsageError(f"tasks {short_repr(word)}: {why}; `{NAME} tasks` lists the families")
     print("\n".join(_columns([("task", "observation", "actions", "agent", "train it by"), *map(_row, tasks)])))
     if missing := len(candidates) - len(tasks):

@@ -1,6 +1,6 @@
 """The results of a run: its curves, its table and its video.
 
-curves        metrics of runs -> curves, and runs that are seeds of the same
+curves        metrics of runs -> curves; groups of runs that differ only in the seed
 packed_runs   many small runs in one file
 statistics    interquartile mean, bootstrap intervals
 plot          curves -> pictures and a table

@@ -114,7 +114,7 @@ def run_of(
 def curves_of(
     starts: Sequence[Mapping[str, Any]], all_lines: Sequence[Mapping[str, Any]], tags: Iterable[str]
 ) -> dict[str, Curve]:
-    """Returns the curve of each tag; if that is none of a return, the field `returns` has its values."""
+    """Returns the curve of each tag, with its values in the field `returns`, also if they are not returns."""
     minutes = _Minutes([start["time"] for start in starts], [line["time"] for line in all_lines])
     return {tag: _curve(all_lines, tag, minutes) for tag in tags}
 
@@ -157,7 +157,7 @@ def _labels(runs: Sequence[Run], apart: Sequence[str]) -> list[str]:
 
 
 class _Minutes:
-    """Turns unix seconds into minutes of the run, without those from the last metrics of a start to the next start."""
+    """Turns unix seconds into minutes of the run, without the time from a start's last metrics to the next start."""
 
     def __init__(self, starts: Sequence[float], signs_of_life: Sequence[float]):
         signs = np.array(sorted(signs_of_life))

@@ -17,7 +17,7 @@ from apex_jax.plotting.plot import draw_groups, table
 _log = logging.getLogger(__name__)
 
 FORMATS = (".png", ".svg", ".pdf")
-FILE_NAME = "plot.png"  # not curves.png, which a run draws at its end, with its training games
+FILE_NAME = "plot.png"  # not curves.png, the name of the picture that a run draws at its end
 
 
 def run(arguments: Sequence[str]) -> int:

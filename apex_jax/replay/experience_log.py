@@ -2,7 +2,7 @@
 
 A file is a head and records. A record is a header of fixed size with its own checksum, and a body, such as that of a
 segment. When `flush` returns, the records are in the kernel's buffers, so a killed process loses none; a loss of power
-loses the records since the last `sync`. The log is read up to its first damaged record; what follows is set aside.
+loses the records since the last `sync`. The log is read up to its first damaged record; the rest is set aside.
 No file is opened for writing twice. Another thread may sync a file that is being written, which is then synced again
 later.
 """
@@ -81,7 +81,7 @@ class ExperienceLog:
     """The log of one replay server, which locks the directory until `close`."""
 
     def __init__(self, directory: Path | None, header: FileHeader, capacity_segments: int) -> None:
-        """`directory`: None = the log is empty, and drops what is appended. Raises JournalError.
+        """`directory`: None = the log is empty, and drops appended records. Raises JournalError.
 
         `capacity_segments`: of the ring; limits the pending records while the disk fails.
         """
@@ -246,7 +246,7 @@ class ExperienceLog:
     # Reading, before anything is written
 
     def read(self) -> Iterator[Record]:
-        """Yields the records before the first damaged one, oldest first, and sets aside what follows.
+        """Yields the records before the first damaged one, oldest first, and sets the rest aside.
 
         Raises JournalError for a file of another configuration, one that cannot be read, or one that cannot be set
         aside.
@@ -258,7 +258,7 @@ class ExperienceLog:
             self._files.append(file)
             try:
                 yield from self._read_file(file)
-            except OSError as error:  # it may be whole, and all later ones, too
+            except OSError as error:  # the file may be whole, and all later ones, too
                 raise JournalError(f"{path} cannot be read ({error.strerror}): mend that, or move it away") from None
             except CorruptFile as error:
                 next_event = _first_event(later[0]) if later else 0
@@ -285,8 +285,8 @@ class ExperienceLog:
                 yield record
 
     def _set_aside(self, file: LogFile, later: list[Path], error: Exception) -> None:
-        """Renames the files after the damage, the last one first, and cuts off the rest of the damaged one, after a
-        copy was made of it.
+        """Renames the files after the damaged one, the last one first; copies the damaged file, and cuts off its end
+        from the damage on.
         """
         num_bytes = file.path.lstat().st_size - file.num_bytes
         message = "%s is damaged at byte %d (%s): its last %d bytes and %d later files are left out, kept as damaged-*"

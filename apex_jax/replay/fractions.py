@@ -1,4 +1,4 @@
-"""Draws over several replay servers: how many of a batch each one gives, and the weights of what they give.
+"""Draws from several replay servers: each server's part of a batch, and the importance weights.
 
 Server s holds transitions with a sum of priorities^alpha of T_s, and draws one with probability p_i^alpha / T_s. A
 batch takes a fraction c_s of its transitions from server s, so that P(i) = c_s p_i^alpha / T_s. With c_s = T_s / sum T
@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import numpy as np
 
-MIN_PROBABILITY = 1e-300  # of a draw: times a fraction, it is still above 0, so that no weight divides by 0
-ROUNDED_TO = 9  # decimal places of the sums of counts, which rounding errors would bring below whole numbers
+MIN_PROBABILITY = 1e-300  # of a draw: a fraction of it is still above 0, so that no weight divides by 0
+ROUNDED_TO = 9  # decimal places of cumulative counts, because errors could put them just below whole numbers
 
 
 def fractions_of(totals: np.ndarray, groups: int = 1) -> np.ndarray:
     """Returns float64[S], the fraction of each server in a batch, for sums of priorities^alpha float64[S].
 
-    `groups` of equally many servers in their order, of which each has priorities, get equal fractions, as devices do
-    that must draw equally much; within a group, servers get fractions in proportion to their totals.
+    The servers, in their order, form `groups` of equal size, such as one for each device. All groups get the same
+    fraction, which a group's servers share in proportion to their totals. No group may be without priorities.
     """
     of_groups = totals.reshape(groups, -1)
     fractions: np.ndarray = (of_groups / of_groups.sum(axis=1, keepdims=True) / groups).ravel()

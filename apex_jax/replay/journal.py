@@ -205,7 +205,7 @@ class Journal:
     def restore(self, buffer: ReplayBuffer, limiter: RateLimiter, now_seconds: float) -> Counters:
         """Fills the empty buffer and the limiter from the journal; returns the counters.
 
-        Raises JournalError if the journal is of another configuration. What is damaged is set aside and logged.
+        Raises JournalError if the journal is of another configuration. Damaged parts are set aside and logged.
         """
         saved = self._snapshots.read_newest() if self._is_on_disk else None
         counters = saved.counters if saved is not None else Counters(Ledger(), 0)
@@ -227,7 +227,7 @@ class Journal:
         return counters
 
     def _segments(self, bodies: deque[tuple[int, bytes]]) -> StoredSegments:
-        """Returns the segments whose columns are valid, without the others, which only a foreign file has."""
+        """Returns the segments with valid columns; only a file that this program did not write has others."""
         limits = value_limits(self._config)
         kept: list[tuple[int, bytes]] = []
         priorities = np.zeros((len(bodies), self._spec.slots), np.float32)

@@ -5,8 +5,8 @@
 An actor reports how many transitions it has produced, dropped, and received acknowledgements for; the server counts the
 stored and the refused ones. Counts are totals since the actor started, so the next report makes up for a lost one.
 Produced transitions without any other outcome are in flight while their actor is connected; afterwards they are lost
-with the actor. Acknowledged transitions that the server has not
-counted, because it lost its state, are lost with the replay.
+with the actor. Acknowledged transitions that the server has not counted, because it lost its state, are lost with the
+replay.
 
 An actor reports every second. Each of its segments also contains the number of transitions produced so far, and its
 final report the number that it drops. A transition is an environment step: `steps` counts those of the run. If an
@@ -52,7 +52,7 @@ class TransitionCounts:
     overflow: int = 0
     unencodable: int = 0
     unsent: int = 0
-    before: int = 0  # of `produced`: counted by a replay that is lost, so not again among the steps of the run
+    before: int = 0  # of `produced`: transitions counted by a lost replay, so not in the new one's `steps`
 
 
 _fields = attrgetter(*(field.name for field in fields(TransitionCounts)))
@@ -68,7 +68,7 @@ class Ledger:
 
     def __init__(self) -> None:
         self.refused: Counter[str] = Counter()  # transitions by reason
-        self.steps = 0  # transitions of all actors, without those that a replay that is lost has counted
+        self.steps = 0  # transitions of all actors, without those that a lost replay has counted
         self._counts: dict[int, TransitionCounts] = {}  # by peer id
 
     def counts(self, peer_id: int) -> TransitionCounts:
@@ -90,7 +90,7 @@ class Ledger:
             setattr(counts, name, max(getattr(counts, name), count))
 
     def store(self, peer_id: int, sequence: int, produced: int, transitions: int) -> None:
-        """Counts a stored segment. `produced`: by its actor so far."""
+        """Counts a stored segment. `produced`: transitions that its actor has produced so far."""
         self._answered(peer_id, sequence, produced).stored += transitions
 
     def refuse(self, peer_id: int, sequence: int, produced: int, transitions: int, reason: str) -> None:
@@ -105,7 +105,7 @@ class Ledger:
         return counts
 
     def _record_produced(self, counts: TransitionCounts, produced: int, is_late: bool) -> None:
-        """`is_late`: if the actor is unknown, a replay that is lost has stored segments of it."""
+        """`is_late`: the actor has sent earlier segments; if it is unknown, a lost replay has counted them."""
         if is_late and not (counts.sequence or counts.produced):
             counts.before = produced
         self.steps += max(0, produced - max(counts.produced, counts.before))

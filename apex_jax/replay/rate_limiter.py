@@ -65,7 +65,7 @@ class RateLimiter:
     def restore(self, inserted: int, sampled: int, inserted_since: int = 0) -> None:
         """Continues from saved counters. `inserted_since`: transitions stored after these were saved.
 
-        The draws since then were not saved. The limiter assumes that they kept the ratio; otherwise inserting would
+        The draws since then were not saved. The limiter assumes that these kept the ratio; otherwise inserting would
         wait until the learner has drawn as many again.
         """
         self.inserted, self.sampled = inserted, sampled

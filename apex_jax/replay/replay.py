@@ -24,8 +24,8 @@ from apex_jax.types import MAX_ALLOWED_SAMPLES, Columns, SegmentRecord, SegmentS
 class Replay:
     """Stores and draws segments: updates a `buffer` (ring and sum-tree), `limiter`, `ledger` and `journal` together.
 
-    Callers use one of these parts directly where the others are not concerned. When `journal.flush` returns, every
-    segment inserted or refused before is in the journal.
+    Callers use a part directly if its change concerns no other part. When `journal.flush` returns, every segment
+    inserted or refused before is in the journal.
     """
 
     def __init__(self, config: Config, spec: SegmentSpec, rng: np.random.Generator, run: str = "") -> None:
@@ -138,7 +138,7 @@ def make_limiter(config: Config, spec: SegmentSpec) -> RateLimiter:
     """Returns the run's rate limiter; raises UsageError if actors and learner would wait for each other."""
     replay, insert, draw = config.replay, spec.max_transitions, config.learner.largest_sample
     min_size = -(-replay.min_size_to_sample // replay.servers)  # of this server
-    unit_samples = min_size * replay.samples_per_insert  # what replay.error_buffer=1 is in samples
+    unit_samples = min_size * replay.samples_per_insert  # the samples of replay.error_buffer=1
     least = least_error_buffer(replay.samples_per_insert, insert, draw)
     if unit_samples and replay.error_buffer * unit_samples < least:
         several = f", replay.servers={replay.servers}" if replay.servers > 1 else ""

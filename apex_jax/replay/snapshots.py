@@ -206,7 +206,7 @@ class Snapshots:
         try:
             write_durably(path, head, *map(_raw, arrays.values()))
         except OSError:
-            with contextlib.suppress(OSError):  # it may be whole, but is not known to be on the disk
+            with contextlib.suppress(OSError):  # the snapshot may be whole, but not safe on the disk
                 path.unlink()
             raise
         for number in numbers[: -(KEPT - 1)]:

@@ -13,8 +13,8 @@ from numba import types
 from apex_jax.host.compiled import FLOATS_READ, INTEGERS_READ, compiled
 
 # The drawn leaves are far apart, so a descent is a series of cache misses. The whole batch descends one level at a
-# time, while the nodes of the next level are prefetched: this finds 512 of 2^21 leaves in 34 us. It took 77 us without
-# prefetching, and 130 us one leaf after the other. A fan-out of 2 needs more levels; fan-outs of 8 and 16 have more
+# time, while the nodes of the next level are prefetched: this finds 512 of 2^21 leaves in 34 us, without prefetching
+# in 77 us, and one leaf after the other in 130 us. A fan-out of 2 needs more levels; fan-outs of 8 and 16 have more
 # children to add, and took 78 and 131 us without prefetching. The loops are compiled, because a NumPy call costs more
 # than the arithmetic of a small batch: in NumPy 512 leaves took 130 us, and 64 leaves 80 us instead of 5.
 FAN_OUT_BITS = 2

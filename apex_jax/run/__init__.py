@@ -1,4 +1,4 @@
-"""What a run keeps: its identity, checkpoints, metrics, the record of its starts, a copy on object storage.
+"""The records of a run: its identity, checkpoints, metrics and starts, and its copy on object storage.
 
 identity          which run a directory belongs to
 compatibility     compares configurations of processes, checkpoints and journals, and describes their differences
@@ -9,7 +9,7 @@ best              the params of the best evaluation
 params_file       params <-> safetensors
 environment_spec  the task's observations and actions, stored for `policy`
 evaluations       the evaluator's games
-metrics           what is measured, written for TensorBoard and as JSON lines
+metrics           measurements, written for TensorBoard and as JSON lines
 metric_files      the files of metrics: appended whole or not at all, and read back
 loggers           passes metrics on to wandb, trackio and their like
 storage           a copy of the run on object storage

@@ -5,7 +5,7 @@
     config.yaml         as in the run directory
     evaluation.json     return, updates and steps; the name, size and checksum of the params; written last
 
-Only the file that `evaluation.json` names counts, so that a kill at any moment leaves the best params before or after.
+Only the file that `evaluation.json` names counts, so that a kill at any moment leaves either the old or the new params.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def is_best(directory: str | os.PathLike[str]) -> bool:
 
 
 def run_directory_of(path: str | os.PathLike[str]) -> Path:
-    """Returns the directory of the run of which a path is a checkpoint, or the folder of the best evaluation."""
+    """Returns the run directory of a path: a run, one of its checkpoints, or the folder of its best evaluation."""
     directory = Path(os.path.abspath(run_of_checkpoint(path)[0]))
     return directory.parent if directory.name == FOLDER and is_best(directory) else directory
 
@@ -65,7 +65,7 @@ def run_directory_of(path: str | os.PathLike[str]) -> Path:
 def keep_if_best(config: Config, environment_spec: EnvironmentSpec, evaluation: BestEvaluation, params: bytes) -> bool:
     """Keeps these params if no evaluation of the run was as good; returns whether it did.
 
-    An error of the disk is logged, and the params before stay.
+    An error of the disk is logged, and the earlier params stay.
     """
     folder = Path(config.directory, FOLDER)
     name = f"params-{time.time_ns()}"

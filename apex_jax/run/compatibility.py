@@ -20,7 +20,7 @@ MAX_CHARACTERS = 2_500  # enough for two compatibility keys; their UTF-8 always 
 def differences(before: str, now: str) -> dict[str, tuple[str, str]]:
     """Returns the values (before, now) of each key of KEYS that differs between two compatibility keys.
 
-    A key that only one of them has is ignored, unless it is one of BEFORE: those of earlier releases have fewer.
+    A key that only one of them has is ignored, unless it is one of BEFORE: earlier releases have fewer keys.
     """
     ours, theirs = _values(now), BEFORE | _values(before)
     found = {}

@@ -1,4 +1,4 @@
-"""What a run's environment returns and accepts, in `<run directory>/interface.json`, with which `policy` loads it."""
+"""The observations and actions of a run's environment, in `<run directory>/interface.json`, which `policy` reads."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def _parts(record: Any) -> Iterator[Part]:
 
 
 def read_environment_spec(run_directory: str | os.PathLike[str]) -> EnvironmentSpec:
-    """Returns what `record_environment_spec` has written. Raises RunError if the file is missing or invalid."""
+    """Returns the spec that `record_environment_spec` wrote. Raises RunError if the file is missing or invalid."""
     path = Path(run_directory, FILE_NAME)
     try:
         return of_record(json.loads(read_regular(path)))

@@ -49,7 +49,7 @@ def read_evaluations(run_directory: str | os.PathLike[str]) -> list[PlayedGames]
 
 
 def best_evaluation(run_directory: str | os.PathLike[str], updates: int) -> PlayedGames | None:
-    """Returns the evaluation with most games among those of the params of `updates`, of equals the newest; or None.
+    """Returns the evaluation of the params after `updates` with most games, the newest of equals; or None.
 
     Evaluations of `RUN/best` are stored in that folder.
     """
@@ -59,7 +59,7 @@ def best_evaluation(run_directory: str | os.PathLike[str], updates: int) -> Play
 
 
 def _games(record: dict[str, Any]) -> PlayedGames | None:
-    """Returns the evaluation of a line; None if it is none, or one of an earlier format."""
+    """Returns the evaluation of a line; None if the line holds none, or one of an earlier format."""
     returns, numbers = record.get("returns"), [record.get(name) for name in ("updates", "exploration")]
     if not isinstance(returns, list) or not returns or not all(map(is_number, [*returns, *numbers])):
         return None

@@ -26,8 +26,8 @@ from apex_jax.run.provenance import is_of_the_machine, value_of
 
 _log = logging.getLogger(__name__)
 
-FILES = ("jsonl", "tensorboard")  # which `MetricsWriter` writes
-PROMETHEUS = "prometheus"  # which reads the status page; other names are those of modules
+FILES = ("jsonl", "tensorboard")  # `MetricsWriter` writes these
+PROMETHEUS = "prometheus"  # reads the status page; all other names are names of modules
 FUNCTIONS = ("init", "log", "finish")
 
 
@@ -52,7 +52,7 @@ def check_loggers(config: Config) -> None:
 
 
 def make_loggers(config: Config, role: str, name: str) -> list[Logger]:
-    """Returns the loggers of one process, which have begun. `name`: of the process. Raises FatalError."""
+    """Starts and returns the loggers of one process. `name`: the name of the process. Raises FatalError."""
     return [] if role == "actor" else [Logger(module, config, name) for module in _modules(config)]
 
 
@@ -60,7 +60,7 @@ class Logger:
     """A run of a service. Once it has begun, no failure disturbs the process."""
 
     def __init__(self, name: str, config: Config, process_name: str):
-        """Begins the run, which may take a minute without a network. `name`: of the module.
+        """Begins the run, which may take a minute without a network. `name`: name of the module.
 
         Raises FatalError if the service refuses the first start of the process in its run directory, because a user who
         is not logged in has to know before the run has taken hours. A later start goes on without the service.

@@ -74,7 +74,7 @@ class MetricsFollower:
     def read_new(self) -> list[dict[str, Any]]:
         """Returns the lines completed since the last call; all lines if the file has become shorter.
 
-        Returns none if the file cannot be read.
+        Returns no lines if the file cannot be read.
         """
         try:
             with open(open_regular(self._path, os.O_RDONLY), "rb") as file:

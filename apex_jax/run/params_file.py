@@ -20,7 +20,7 @@ from apex_jax.host.disk import open_regular
 from apex_jax.host.errors import RunError, first_line, short_repr
 
 FILE_NAME = "model.safetensors"
-CHECKSUM = "params_crc32"  # a text of the file: of the arrays in the order of their names
+CHECKSUM = "params_crc32"  # name of a file's text with the CRC-32 of its arrays, in the order of their names
 FIX = "copy it again, or export the run again"
 
 
@@ -31,7 +31,7 @@ def save_params(path: Path, params: Any, metadata: Mapping[str, str]) -> None:
 
 
 def read_metadata(path: Path) -> dict[str, str]:
-    """Returns the texts of a file. Raises RunError if it is damaged or no such file."""
+    """Returns the texts of a file. Raises RunError if it is damaged or no file of params."""
     with _opened(path) as file:
         return dict(file.metadata() or {})
 
@@ -39,7 +39,7 @@ def read_metadata(path: Path) -> dict[str, str]:
 def load_params(path: Path, like_params: Any) -> Any:
     """Returns a tree like `like_params` (arrays or `jax.ShapeDtypeStruct`) of NumPy arrays.
 
-    Raises RunError if the file is damaged, or if the names, shapes or dtypes of its arrays are others.
+    Raises RunError if the file is damaged, or if the names, shapes or dtypes of its arrays differ.
     """
     likes, metadata = _named_leaves(like_params), read_metadata(path)
     with _opened(path) as file:

@@ -50,7 +50,7 @@ TIMEOUTS = {"connect_timeout": 5, "read_timeout": 20, "retries": {"max_attempts"
 Section: TypeAlias = str  # "learner", or the name of a replay server, which is also that of its folder in the run
 SERVERS = tuple(map(server_name, range(MAX_SERVERS)))
 SECTIONS: tuple[Section, ...] = ("learner", *SERVERS)
-FOLDERS = {"checkpoints", "metrics", "tensorboard", "logs", "replay", "best"}  # beside that of the section's name
+FOLDERS = {"checkpoints", "metrics", "tensorboard", "logs", "replay", "best"}  # and the folder with the section's name
 COPIED = {  # patterns of paths; files with other names, such as keys and locks, are not copied
     "learner": r"run_identity|config[.]yaml|interface[.]json|(changes|starts|evaluations)[.]jsonl|(curves|plot)[.]png"
     r"|video[.](mp4|gif)|best/(config[.]yaml|interface[.]json|evaluation[.]json|params-[0-9]+)"
@@ -64,7 +64,7 @@ PROGRESS = {  # progress in paths: updates of a checkpoint; first event of a rep
 
 
 class Stored(NamedTuple):
-    """A file of the run, as stored."""
+    """A stored file of the run."""
 
     name: str  # 32 hexadecimal digits
     size: int  # bytes
@@ -80,7 +80,7 @@ class Manifest(NamedTuple):
 
     identity: str  # of the run, see `apex_jax.run.identity`; empty = not known at the time
     files: Files
-    unnamed: dict[str, int]  # stored files that `files` lacks, and when a push first noticed it, unix seconds
+    unnamed: dict[str, int]  # stored files not in `files`, and when a push first found them so, unix seconds
     version: str | bytes  # of the manifest: its ETag on S3, its bytes in a folder; empty = no copy
 
 
@@ -256,7 +256,7 @@ class Storage:
                         return False
                     end = min(start + BLOCK_BYTES, stored.size)
                     data = self._files.cat_file(self._place(section, stored.name), start=start, end=end)
-                    if not data:  # it is shorter than `stored`
+                    if not data:  # the file is shorter than `stored`
                         break
                     digest.update(data)
                     file.write(data)
@@ -344,7 +344,7 @@ def _install(arriving: Path, run_directory: Path) -> None:
         if not place.exists():
             os.rename(unit, place)
         elif place.is_dir() and place.parent.name != "checkpoints":
-            raise StorageError(f"{place} is in the way of what was fetched; move it away")
+            raise StorageError(f"{place} is in the way of the fetched files; move it away")
     shutil.rmtree(arriving, ignore_errors=True)
 
 

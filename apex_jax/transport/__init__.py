@@ -1,4 +1,4 @@
-"""How experience and weights travel: bytes between processes.
+"""The transport of experience and weights: bytes between processes.
 
 messages      the records sent between processes
 wire          messages <-> frames, every field checked
@@ -10,6 +10,6 @@ keys          reads and writes keys
 keys_command  `python main.py keys`
 monitor       logs and counts refused keys and failed handshakes
 http_link     a small HTTP server
-status_link   serves a process's status with it
+status_link   serves a process's status over HTTP
 prometheus    the status as text for Prometheus
 """

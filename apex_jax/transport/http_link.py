@@ -1,4 +1,4 @@
-"""HTTP/1.1 by Python's standard library, for what a process shows about itself: its status, and a run's page."""
+"""HTTP/1.1 by Python's standard library, for the status of a process and the page of a run."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class HttpServer(ThreadingMixIn, TCPServer):
         connection's thread; an exception becomes code 500.
         `is_loopback`: the address is a loopback one. Then a request for the host name of another machine gets code
         403: a browser sends it for a web page whose name resolves to this machine (DNS rebinding). Browsers always send
-        a host name, so a request without one is answered. Other addresses have any names, so any is accepted there.
+        a host name, so a request without one is answered. Other addresses accept any host name.
         """
         BaseServer.__init__(self, listener.getsockname(), _Handler)
         self.socket = listener

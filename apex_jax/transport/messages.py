@@ -82,7 +82,7 @@ class EpisodeStatistics(NamedTuple):
     episode_return: Annotated[np.ndarray, Array("float32", "N", 4096)]
     episode_steps: Annotated[np.ndarray, Array("int32", "N", 4096)]
     info_names: Annotated[str, Text(4096)]  # the names in `metrics.info` of the actor, separated by spaces
-    info: Annotated[np.ndarray, Array("float32", "NK", 16 * 4096)]  # these numbers; NaN: the game has none
+    info: Annotated[np.ndarray, Array("float32", "NK", 16 * 4096)]  # these numbers; NaN: missing
 
 
 class ActorStatus(NamedTuple):

@@ -1,4 +1,4 @@
-"""The text that Prometheus reads of a process's status."""
+"""The status of a process in Prometheus's text format."""
 
 from __future__ import annotations
 

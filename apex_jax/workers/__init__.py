@@ -3,17 +3,17 @@
 actor            acts
 replay_server    serves the replay
 learner          updates
-learner_links    its links to a fleet
-learner_metrics  what it writes
-run_counters     its updates, frames and limits
-saver            its checkpoints
+learner_links    the learner's links to a fleet
+learner_metrics  the learner's metrics
+run_counters     updates, frames and limits of the run
+saver            when the learner saves checkpoints
 evaluator        evaluates the newest params
-checkpoint_evaluation  evaluates those of a checkpoint
+checkpoint_evaluation  evaluates the params of a checkpoint
 evaluation       plays the games, and stores their returns
-recording        films one, and draws the run's curves
+recording        films a game, and draws the run's curves
 role             parts common to these processes: status page, metrics, sockets, copy of the run
 local            all roles on this machine, supervised
-role_process     one of them
+role_process     the process of one role
 one_process      all roles in one process, which take turns
 series           runs several seeds one after the other
 """

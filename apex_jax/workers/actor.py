@@ -110,7 +110,7 @@ class Actor:
                 if self.replay.must_leave:
                     return
                 self.role.stop.beat()
-                self._newest_weights()  # otherwise, the actor would continue with those that it had when it was blocked
+                self._newest_weights()  # otherwise the actor would continue with the weights from before it was blocked
                 self._write_metrics_when_due()
 
     def _put(self, client: ExperienceClient, segment: Segment) -> bool:
@@ -248,7 +248,7 @@ class Assignment:
 
     @property
     def _assigned(self) -> int | None:
-        """The replay server that the learner has assigned; another than the actor's if that is gone, or crowded."""
+        """The replay server assigned by the learner; a new one if the actor's own is gone or crowded."""
         return self._weights.replay_index if len(self._addresses) > 1 else 0
 
     def _leave(self, client: ExperienceClient) -> None:

@@ -23,7 +23,7 @@ from apex_jax.workers.saver import FIRST_CHECKPOINT_SECONDS
 
 
 def evaluate_checkpoint(config: Config, spec: SegmentSpec, stop: StopSignal) -> None:
-    """Evaluates `evaluator.checkpoint` and prints the result. Raises RunError if it, or its film, does not exist."""
+    """Evaluates `evaluator.checkpoint` and prints the result. Raises RunError without a checkpoint or film."""
     algorithm = make_algorithm(config, spec)
     run_directory, updates = run_of_checkpoint(config.evaluator.checkpoint)
     weights = saved_weights(resolved(config, spec), run_directory, algorithm, updates)
@@ -42,7 +42,7 @@ def evaluate_checkpoint(config: Config, spec: SegmentSpec, stop: StopSignal) -> 
 
 
 def saved_weights(config: Config, run_directory: str, algorithm: Algorithm, updates: int | None = None) -> Weights:
-    """Returns the params of the newest checkpoint, or of the one of `updates`, on the device.
+    """Returns the params of the newest checkpoint, or of the one after `updates`, on the device.
 
     Raises RunError if there is no compatible one.
     """

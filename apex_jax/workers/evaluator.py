@@ -112,7 +112,7 @@ def record(
 
 
 def finish_film(role: RoleContext, film: Film, algorithm: Algorithm, params: Params, evaluation: Evaluation) -> None:
-    """Completes the film of a run's last evaluation; logs why, if there is none."""
+    """Completes the film of a run's last evaluation; logs the reason if there is no film."""
     try:
         film_return = complete_film(film, role.config, algorithm, params, float(evaluation.returns[0]), role.stop)
     except RunError as error:  # the evaluation is valid nevertheless

@@ -79,7 +79,7 @@ class Learner:
         return reason
 
     def step(self) -> None:
-        """Consumes the next item of the replay server, if there is one, and does what is due."""
+        """Consumes the next item of the replay server, if any; publishes, writes metrics and saves when due."""
         item = self._draw()
         if item is not None:
             if isinstance(item.content, Segments):
@@ -124,13 +124,13 @@ class Learner:
         """Waits for the oldest call in flight and sends its priorities."""
         item, output = self.in_flight.popleft()
         output = jax.tree.map(np.asarray, output)
-        self._check_finite("loss", np.stack(list(output.metrics.values())))  # and the other metrics
+        self._check_finite("loss", np.stack(list(output.metrics.values())))  # all metrics, not only the loss
         if self.saver.on_update(now := time.monotonic()):
             self.counters.on_first_update(now)
             record_config(self.role.config)  # not earlier: the settings of a run are those of its updates
             record_environment_spec(self.role.config.directory, environment_spec_of(self.role.config, self.spec))
         self.replay.update_priorities(item, output.priorities)
-        self.replay.consumed(item)  # here, so that both messages are sent, and wake the server, together
+        self.replay.consumed(item)  # right after the priorities, so that both messages wake the server once
         assert isinstance(item.content, Batches)
         self.metrics.add(item.content, output)
 
@@ -188,7 +188,7 @@ class Learner:
         self.saver.save(self.state, self.counters.progress(self.weights.version, self.role.run_identity.name))
 
     def write_metrics(self) -> None:
-        """Writes nothing before the learner is accepted: the run may refuse it."""
+        """Writes the metrics, but none before a replay server accepts this learner, which it may refuse."""
         if not self.is_accepted:
             return
         values = {
@@ -229,7 +229,7 @@ def open_learner(
 ) -> Iterator[Learner]:
     """Restores the run's newest checkpoint, if any, and opens the links, by default those to a fleet.
 
-    Closes all three on leaving, since their threads would keep the process alive.
+    Closes checkpointer and links on leaving, since their threads would keep the process alive.
     """
     config, run = role.config, role.run_identity
     dtype, devices, peer_id = compute_dtype(config), learner_devices(config), new_peer_id()
@@ -255,7 +255,7 @@ def open_learner(
         counters = RunCounters(config, restored)
         weights = serve_weights(role, peer_id, restored.weights_version, architecture)
         opened.callback(weights.close)
-        if run.name:  # otherwise after the replay server has sent the run identity
+        if run.name:  # otherwise published after the replay server has sent the run identity
             params = copy_params(algorithm.acting_params(state))  # before compilation, since actors wait for it
             weights.publish(params, counters.updates, counters.environment_steps)
         _log.info("learning on %s in %s", ", ".join(map(str, jax.devices()[:devices])), dtype.name)
@@ -354,6 +354,6 @@ def run(config: Config, name: str, stop: StopSignal) -> int:
                 learn_and_end(learner, learner.learn)
         except jax.errors.JaxRuntimeError as error:
             # The state cannot be saved: the failed update has donated its buffers.
-            fix = "where its memory is full, lower replay.capacity_transitions or learner.batch_size"
+            fix = "if its memory is full, lower replay.capacity_transitions or learner.batch_size"
             raise RunError(f"{jax.devices()[0]} failed: {str(error).splitlines()[0]}; {fix}") from None
     return stop.exit_code

@@ -1,8 +1,8 @@
 """A run in one process: actor, replay and learner take turns, so that two runs with one seed are equal bit for bit.
 
-They are those of a fleet, with the links of `apex_jax.links.in_process` in place of sockets. In each turn the
+These roles are as on a fleet, with the links of `apex_jax.links.in_process` in place of sockets. In each turn the
 environments make one step, the learner makes the updates that `replay.samples_per_insert` allows, and the next step
-acts with their parameters. Evaluations are due after so many updates; nothing that learns looks at a clock.
+acts with their parameters. Evaluations are due after a number of updates; learning depends on no clock.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class OneProcess:
     def _learn(self, most_updates: int) -> None:
         """Makes the updates that are allowed now, up to `most_updates` of the run.
 
-        If replay.samples_per_insert=0 allows any number, those of one call.
+        If replay.samples_per_insert=0 allows any number, makes those of one call.
         """
         learner, replay = self.learner, cast(InProcessReplay, self.learner.replay)
         before, is_unlimited = learner.counters.updates, not self.role.config.replay.samples_per_insert
@@ -100,10 +100,10 @@ class OneProcess:
             if is_unlimited and learner.counters.updates > before:
                 return
         if learner.counters.updates == before:
-            learner.step()  # what is due is also done while the replay fills
+            learner.step()  # writes metrics and saves when due, also while the replay fills
 
     def evaluate(self, film: Film | None = None) -> None:
-        """Evaluates the newest parameters, unless the process is stopped. `film`: of the first game."""
+        """Evaluates the newest parameters, unless the process is stopped. `film`: receives the first game."""
         weights, algorithm, stop = self.weights.newest, self.learner.algorithm, self.role.stop
         assert weights is not None
         returns = self.evaluator.evaluate(weights.params, stop.is_set, film.add if film else None)
@@ -157,7 +157,7 @@ def open_parts(
     look: Callable[[], None],
     on_evaluation: Callable[[PlayedGames], bool | None],
 ) -> Iterator[OneProcess]:
-    """Restores replay and learner, if the run has been here before, and closes them on leaving."""
+    """Restores replay and learner, if the run was started before, and closes them on leaving."""
     config, stop = role.config, role.stop
     with contextlib.ExitStack() as opened:
         replay = Replay(config, spec, process_rng(config.seed, ROLE_NUMBERS["replay"]), role.run_identity.name)
@@ -221,7 +221,7 @@ def train(
         with open_role(config, "learner", "learner", stop) as role, open_parts(role, spec, look, on_evaluation) as one:
             role.describe = one.learner.describe
             learn_and_end(one.learner, one.learn)
-            if not stop.is_set() and not one.is_ended:  # a callback has just seen the evaluation of these parameters
+            if not stop.is_set() and not one.is_ended:  # else the callback has just received their evaluation
                 one.evaluate_at_the_end()
             look()
         draw_curves(Path(config.directory), config.environment.task)

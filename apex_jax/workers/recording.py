@@ -26,7 +26,7 @@ _log = logging.getLogger(__name__)
 
 EMULATOR_FRAMES_PER_SECOND = 60
 CLASSIC_FRAMES_PER_SECOND = 30  # of Gymnasium's classic control tasks, at which they are commonly shown
-LONGEST_STAGED_STEPS = 1000  # that of DM control's and Gym's tasks, but for LQR, which has no limit
+MOST_SIMULATED_STEPS = 1000  # as in DM control's and Gym's tasks, except LQR, which has no limit
 FILM_EXTRA = "pip install 'apex-jax[film]' (in a checkout: -r requirements-film.txt), apt install libegl1 libgl1"
 VIDEO_ERRORS = (OSError, UsageError, av.FFmpegError)
 
@@ -141,7 +141,7 @@ def _play(film: Film, config: Config, algorithm: Algorithm, params: Params, stop
     with ReferenceSimulator(config.environment.task, config.seed) as played:
         film.frames_per_second = played.frames_per_second
         film.add(played.frame)
-        while not ended and steps < LONGEST_STAGED_STEPS:
+        while not ended and steps < MOST_SIMULATED_STEPS:
             stop.beat()
             if stop.is_set():
                 raise RunError("stopped before the episode ended")

@@ -109,7 +109,7 @@ class ReplayServer:
         self._opened.close()
 
     def ledger(self) -> dict[str, int]:
-        """Returns the counts of all transitions of the run by fate, and their sum as "produced"."""
+        """Returns the counts of all transitions of the run by outcome, and their sum as "produced"."""
         return self.experience.totals()
 
     def describe(self) -> dict[str, Any]:
@@ -170,7 +170,7 @@ class ReplayMetrics:
         self._rates = {tag: RateMeter() for tag in ("frames", "inserts", "samples")}
 
     def take(self, means: EpisodeMeans, ledger: Mapping[str, int], actors: int) -> dict[str, float]:
-        """Returns the values by tag. `means`: of the games since the last call; `actors`: that are connected."""
+        """Returns the values by tag. `means`: of the games since the last call; `actors`: how many are connected."""
         replay = self._replay
         return {
             "charts/environment_frames_per_second": self._rates["frames"].update(

@@ -75,7 +75,7 @@ def checked_spec(config: Config) -> SegmentSpec:
     Every process but the replay server calls it before it starts anything. Raises UsageError or RunError, see
     `segment_spec`, `resolved` and `check_user_code`.
     """
-    from apex_jax.agent.check import check_user_code  # not at the top: JAX, which the replay server does without
+    from apex_jax.agent.check import check_user_code  # not at the top: the replay server needs no JAX
     from apex_jax.agent.registry import resolved
 
     spec = segment_spec(config)

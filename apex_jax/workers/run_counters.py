@@ -22,7 +22,7 @@ class Limit(NamedTuple):
 
 
 def describe_learning_rate(config: Config, progress: RunProgress) -> str:
-    """Returns how the learning rate goes on in a run that resumes; empty if it does as if the run had not ended."""
+    """Returns a line about the learning rate of a resumed run; empty if it continues from where it was."""
     before, learner = progress.earlier_learning_rate, config.learner
     now = learner.learning_rate * _learning_rate_share(learner, progress.share or 0.0)
     if before is None or math.isclose(before, now, rel_tol=0.05):
@@ -41,7 +41,7 @@ class RunCounters:
     """Updates, environment steps and time of the whole run, across restarts of its learner."""
 
     def __init__(self, config: Config, progress: Progress) -> None:
-        """`progress`: of the checkpoint from which the learner resumes."""
+        """`progress`: that of the checkpoint from which the learner resumes."""
         self.updates = progress.updates
         self.environment_steps = progress.environment_steps  # of all actors
         self._config = config
@@ -55,7 +55,7 @@ class RunCounters:
         return self.environment_steps * self._config.environment.frame_skip
 
     def on_first_update(self, now_seconds: float) -> None:
-        """Starts the clock of the learning time: actors, a full replay and compilation take no time of the run."""
+        """Starts the clock of the learning time: starting, filling the replay and compiling do not count."""
         self._first_update_seconds = now_seconds
 
     def elapsed_seconds(self) -> float:
@@ -86,7 +86,7 @@ class RunCounters:
         return [limit for limit in limits if limit.end]
 
     def limit_reached(self, best_return: float = -math.inf) -> str | None:
-        """Returns the text of a limit that the run has reached, or None. `best_return`: of the evaluations."""
+        """Returns the text of a limit that the run has reached, or None. `best_return`: of all evaluations."""
         if self._config.evaluator.stop_at_return and best_return >= self._config.evaluator.stop_at_return:
             return f"a mean return of {return_text(best_return)} in an evaluation"
         return next((limit.text for limit in self.limits() if limit.at >= limit.end), None)

@@ -36,7 +36,7 @@ def plot(configs: Sequence[Config]) -> None:
     from apex_jax.plotting.plot_command import groups_of
 
     groups = groups_of([each.directory for each in configs])
-    first = configs[0]  # the name of its directory is a task, without characters that no file name has, and a seed
+    first = configs[0]  # its directory is named <task>-<seed>, without characters that no file name can have
     picture = Path(f"{first.directory.removesuffix(f'-{first.seed}')}-seeds.png")
     draw_groups(groups, picture)
     text = table(groups)
