@@ -40,7 +40,7 @@ test: $(VENV)/requirements-dev.installed
 	@echo "$(RUN) -m mypy, beside $(PYTEST)"
 	@$(RUN) -m mypy & types=$$!; $(PYTEST); tests=$$?; wait $$types && exit $$tests
 
-test-long: $(VENV)/requirements-dev.installed
+test-long: $(VENV)/requirements-dev.installed $(VENV)/gymnax.installed
 	$(PYTEST) -m 'long and not slow and not deploy'
 
 # Two at a time: they hold real processes to real seconds.
@@ -91,6 +91,11 @@ $(VENV)/requirements-host.installed: deploy/requirements-host.txt $(VENV)/requir
 $(VENV)/requirements-dev.installed: requirements-export.txt
 
 $(VENV)/requirements-deploy.installed: requirements-dev.txt requirements-export.txt deploy/requirements-host.txt
+
+# Without what it depends on: it would keep Gymnasium and JAX back.
+$(VENV)/gymnax.installed: requirements-jax-envs.txt $(VENV)/requirements-dev.installed
+	@$(PIP_INSTALL) --no-deps -r $<
+	@touch $@
 
 # Apart: checkov demands older versions of what others need newer.
 $(VENV)/checkov/installed: deploy/requirements-checkov.txt $(VENV)/created

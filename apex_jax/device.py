@@ -27,8 +27,12 @@ def choose_device(role: str, config: Config) -> None:
     XLA starts a thread for each core of the machine. With a lower CPU quota, the kernel would stop all of them for
     most of each period, so XLA gets only as many cores as the quota allows.
     """
-    if role == "local":
-        return  # the supervisor computes nothing, and its roles would inherit the settings
+    if role == "local":  # the supervisor computes nothing, and its roles would inherit the settings
+        if config.environment.is_jax:  # but it traces this environment
+            import jax
+
+            jax.config.update("jax_platforms", "cpu")
+        return
     device = _device_of(role, config)
     if device != "auto":
         os.environ["JAX_PLATFORMS"] = {"cpu": "cpu", "gpu": "cuda"}[device]

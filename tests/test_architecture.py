@@ -57,7 +57,7 @@ MUST_NOT_IMPORT = {  # part of the package -> what its files can do without
 }
 # The most lines of Python and HTML of a folder. Lower a number once there are fewer; a commit that adds a feature may
 # raise one, and says why.
-BUDGETS = {"apex_jax": 22_520, "tests": 31_861}
+BUDGETS = {"apex_jax": 22_950, "tests": 32_255}
 UNPICKLING = {"pickle", "_pickle", "cPickle", "dill", "cloudpickle", "marshal", "shelve", "joblib"}
 
 every_module = pytest.mark.parametrize("path", PACKAGE, ids=lambda path: str(path.relative_to(ROOT)))
@@ -110,9 +110,13 @@ def test_part_imports_none_of_the_libraries_forbidden_to_it(path: Path) -> None:
 
 
 @every_module
-def test_only_modules_of_agent_use_jit(path: Path) -> None:
+def test_only_modules_of_agent_use_jit(path: Path) -> None:  # and the environments that are written in JAX
     tree = tree_of(path)
-    assert part_of(path) == "agent" or not {"jax.jit", "jax.pmap"} & (says(tree) | imported(tree))
+    assert (
+        part_of(path) == "agent"
+        or path.name == "jax_pool.py"
+        or not {"jax.jit", "jax.pmap"} & (says(tree) | imported(tree))
+    )
 
 
 @pytest.mark.parametrize("path", PACKAGE + SCRIPTS, ids=lambda path: str(path.relative_to(ROOT)))

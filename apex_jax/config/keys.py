@@ -38,18 +38,19 @@ class EnvironmentConfig:
         "Pong-v5",
         "EnvPool task: any Atari game (Breakout-v5, ...), CartPole-v1, MountainCar-v0, Catch-v0, and with continuous"
         " actions DM control (WalkerWalk-v1, ...), Gym MuJoCo (HalfCheetah-v4, ...), Pendulum-v1; or one of Gymnasium:"
-        " gymnasium:ID, gymnasium:MODULE:ID (of a module that registers it), gymnasium:MODULE:FUNCTION",
+        " gymnasium:ID, gymnasium:MODULE:ID (of a module that registers it), gymnasium:MODULE:FUNCTION; or one written"
+        " in JAX: gymnax:NAME, jax:MODULE:FUNCTION",
         scope="run",
     )
     settings: JsonObject = key(
         JsonObject("{}"),
-        "gymnasium: tasks: arguments of the environment, a mapping such as {gravity: -5.0}",
+        "gymnasium:, jax: and gymnax: tasks: arguments of the environment, a mapping such as {gravity: -5.0}",
         scope="run",
         of="gymnasium",
     )
     observation_layout: str = key(
         "auto",
-        "gymnasium: tasks: axes of an observation that is an image: H height, W width, C colors or stacked frames;"
+        "the same tasks: axes of an observation that is an image: H height, W width, C colors or stacked frames;"
         " vector = it is no image; auto = by its shape and bounds, which the run prints at its start",
         choices=("auto", "vector", "HW", "HWC", "CHW", "HWCC", "CHWC", "CCHW"),
         scope="run",
@@ -77,7 +78,7 @@ class EnvironmentConfig:
     def is_atari(self) -> bool:
         """Whether the name of the task is one of EnvPool's Atari games."""
         name, _, version = self.task.rpartition("-")
-        return not self.is_gymnasium and version == "v5" and name not in GYM_MUJOCO
+        return not self.has_spaces and version == "v5" and name not in GYM_MUJOCO
 
     @property
     def is_gymnasium(self) -> bool:
@@ -85,9 +86,19 @@ class EnvironmentConfig:
         return self.task.startswith("gymnasium:")
 
     @property
+    def is_jax(self) -> bool:
+        """Whether the task is an environment written in JAX."""
+        return self.task.startswith(("gymnax:", "jax:"))
+
+    @property
+    def has_spaces(self) -> bool:
+        """Whether spaces of Gymnasium describe the task, which may be the user's, and not EnvPool."""
+        return self.is_gymnasium or self.is_jax
+
+    @property
     def kinds(self) -> set[str]:
         """The kinds of tasks that this one is or may be, as keys name them (`Key.of`)."""
-        kinds = {"gymnasium", "pixels", "vectors"} if self.is_gymnasium else {"vectors"}
+        kinds = {"gymnasium", "pixels", "vectors"} if self.has_spaces else {"vectors"}
         return {"pixels"} if self.is_atari else kinds
 
 

@@ -41,10 +41,10 @@ def check(config: Config) -> None:
 def _size_rules(config: Config) -> Iterator[Rule]:
     environment, actor, replay, learner = config.environment, config.actor, config.replay, config.learner
     yield "environment.task", environment.task != "", "must be a game, such as Pong-v5"
-    is_named = (
-        not environment.is_gymnasium or re.fullmatch(r"gymnasium:([\w.]+:)?[^:\s]+", environment.task) is not None
-    )
-    yield "environment.task", is_named, "must be gymnasium:ID, gymnasium:MODULE:ID or gymnasium:MODULE:FUNCTION"
+    form = r"gymnasium:([\w.]+:)?[^:\s]+|gymnax:[^:\s]+|jax:[\w.]+:\w+"
+    is_named = not environment.has_spaces or re.fullmatch(form, environment.task) is not None
+    forms = "gymnasium:ID, gymnasium:MODULE:ID, gymnasium:MODULE:FUNCTION, gymnax:NAME or jax:MODULE:FUNCTION"
+    yield "environment.task", is_named, f"must be {forms}"
     slots, overlap = actor.segment_slots, environment.frame_stack - 1 + config.algorithm.n_step
     if replay.columns:
         overlap = 1  # see apex_jax.item_codec.item_spec, which checks the size

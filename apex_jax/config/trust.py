@@ -17,7 +17,7 @@ def code_settings(config: Config) -> dict[str, str]:
     A program must not do so if only the files of a run, which may be somebody else's, contain the setting.
     """
     environment, found = config.environment, {}
-    if environment.is_gymnasium and (environment.task.count(":") > 1 or environment.settings != "{}"):
+    if environment.has_spaces and (environment.task.count(":") > 1 or environment.settings != "{}"):
         found["environment.task"] = environment.task
     names = {"algorithm.name": config.algorithm.name, "network.name": config.network.name}
     return found | {key: value for key, value in names.items() if names_code(value)}

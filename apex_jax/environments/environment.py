@@ -52,12 +52,16 @@ def segment_spec(config: Config) -> SegmentSpec:
 
 def describe(config: Config) -> Description:
     """Describes the run's task; raises the errors of `segment_spec`."""
+    if config.environment.is_jax:
+        from apex_jax.environments import jax_tasks  # imported here, as below: JAX takes a second
+
+        return jax_tasks.describe(config)
     provider = gymnasium_processes if config.environment.is_gymnasium else envpool_tasks
     return provider.describe(config)
 
 
 def log_reading(config: Config) -> None:
-    """Logs how observations of Gymnasium are interpreted, because a wrong interpretation prevents learning."""
+    """Logs how observations are interpreted, because a wrong interpretation prevents learning."""
     if line := describe(config).reading:
         _log.info("%s", line)
 
@@ -100,11 +104,15 @@ class VectorEnvironment:
             self._pool: Any = GymnasiumPool(
                 environment, described, seeds, max_episode_frames, group, rendered, self._info
             )
+        elif environment.is_jax:
+            from apex_jax.environments.jax_pool import JaxPool
+
+            self._pool = JaxPool(config, seeds, max_episode_frames, per_step)
         else:
             self._pool = make_pool(environment, seeds, max_episode_frames, threads, per_step, rendered)
         self._interface = environment_spec_of(config, spec)
-        # Environments of Gymnasium return vectors already.
-        parts = () if environment.is_gymnasium else self._interface.parts or ()
+        # Those with spaces return vectors already.
+        parts = () if environment.has_spaces else self._interface.parts or ()
         self._names = [part.name for part in parts if part.path] or None
         self._first = np.ones(self.num_environments, bool)
         self._lives = np.zeros(self.num_environments, np.int32)
@@ -184,7 +192,7 @@ class VectorEnvironment:
 def has_reference_simulator(config: Config) -> bool:
     """Returns whether the task is one of DM control or Gym MuJoCo, whose episodes `ReferenceSimulator` can show."""
     environment = config.environment
-    return not environment.is_gymnasium and family_of(environment.task) in ("mujoco.dmc", "mujoco.gym")
+    return not environment.has_spaces and family_of(environment.task) in ("mujoco.dmc", "mujoco.gym")
 
 
 def can_render(config: Config) -> bool:
@@ -192,7 +200,7 @@ def can_render(config: Config) -> bool:
 
     False for all of EnvPool's MuJoCo: without a display and its libraries, EnvPool would end the process in `render`.
     """
-    if config.environment.is_gymnasium:
+    if config.environment.has_spaces:
         return describe(config).frames_per_second is not None
     if config.environment.is_atari or family_of(config.environment.task).startswith("mujoco"):
         return config.environment.is_atari

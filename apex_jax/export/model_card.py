@@ -40,7 +40,7 @@ def model_card(
 ) -> str:
     """Returns README.md. `results`: the content of results.json, if it exists; `files`: the folder's other files."""
     environment, name = agent.config.environment, _name(agent)
-    task, source = task_name(environment), "Gymnasium" if environment.is_gymnasium else "EnvPool"
+    task, source = task_name(environment), _source(environment)
     sections = [
         f"---\n{OmegaConf.to_yaml(OmegaConf.create(metadata(agent, results, files)))}---",
         _text(f"# {name}, trained on {task}"),
@@ -73,6 +73,12 @@ def _text(*paragraphs: str) -> str:
 def task_name(environment: EnvironmentConfig) -> str:
     """Returns the name of a task without the module that registers it."""
     return environment.task.rpartition(":")[2]
+
+
+def _source(environment: EnvironmentConfig) -> str:
+    if environment.is_jax:
+        return "gymnax" if environment.task.startswith("gymnax:") else "JAX"
+    return "Gymnasium" if environment.is_gymnasium else "EnvPool"
 
 
 def metadata(agent: Agent, results: Mapping[str, Any] | None, files: Collection[str]) -> dict[str, Any]:
@@ -126,11 +132,11 @@ def _observations(agent: Agent) -> str:
     environment_spec, environment = agent.environment_spec, agent.config.environment
     spec, shape = environment_spec.spec, observation_shape(environment_spec)
     text = f"Observations are `{spec.frame_dtype}{['N', *shape]}`".replace("'", "")
-    task, source = task_name(environment), "Gymnasium" if environment.is_gymnasium else "EnvPool"
+    task, source = task_name(environment), _source(environment)
     if spec.frame_dtype == "uint8":
         stack = spec.frame_stack
         frames = f"the newest {stack} frames, oldest first" if stack > 1 else "one frame"
-        if environment.is_gymnasium:
+        if environment.has_spaces:
             axes = "height, width and colors" if len(spec.frame_shape) == 3 else "height and width, in grey"
             return f"{text}: {frames}, each with axes of {axes}, as {task} returns it."
         rate = f"one of every {environment.frame_skip} of the emulator"

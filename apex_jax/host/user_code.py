@@ -42,12 +42,12 @@ def imported_module(setting: str, name: str) -> Any:
 
 
 def imported_names(key: str, text: str) -> list[Any]:
-    """Returns the callables that `text` names, as MODULE:NAME or MODULE:NAME,NAME. `key`: the setting's key.
+    """Returns the callables that `text` names, as [jax:]MODULE:NAME or MODULE:NAME,NAME. `key`: the setting's key.
 
     Raises UsageError with the reason.
     """
     setting = f"{key}={text}"
-    module_name, _, names = text.partition(":")
+    module_name, _, names = text.removeprefix("jax:").partition(":")
     with reported(setting, UsageError):
         module = imported_module(setting, module_name)
     found = [getattr(module, name, None) for name in names.split(",")]

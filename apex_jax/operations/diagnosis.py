@@ -166,7 +166,7 @@ def _upkeep(config: Config, values: Mapping[str, float], learning: bool) -> Iter
 
 def _endless(config: Config, values: Mapping[str, float], learning: bool) -> Iterator[Symptom]:
     """Yields a symptom if episodes of a user's environment seem to have no end; EnvPool's tasks have limits."""
-    if learning and config.environment.is_gymnasium and not {"charts/episodic_return", EVALUATED_RETURN} & set(values):
+    if learning and config.environment.has_spaces and not {"charts/episodic_return", EVALUATED_RETURN} & set(values):
         limits = ("environment", config.environment), ("evaluator", config.evaluator)
         keys = " and ".join(f"{name}.max_episode_frames (now {group.max_episode_frames:,})" for name, group in limits)
         yield Symptom("endless", f"no episode has ended yet: if episodes have no end, lower {keys}", ENDLESS_SECONDS)

@@ -1,6 +1,7 @@
 """The roles of a run: the loops, sockets, threads and signals around the modules that do the work.
 
 actor            acts
+rollout          plays environments written in JAX for it
 replay_server    serves the replay
 learner          updates
 learner_links    the learner's links to a fleet

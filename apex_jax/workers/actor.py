@@ -8,12 +8,12 @@ import time
 from collections import Counter
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import numpy as np
 
-from apex_jax.agent.algorithm import Algorithm
+from apex_jax.agent.algorithm import Action, Algorithm
 from apex_jax.agent.registry import make_algorithm
 from apex_jax.agent.segments import SegmentBuilder, spread_first_slots
 from apex_jax.config import Config, server_name
@@ -27,9 +27,11 @@ from apex_jax.transport.addresses import addresses_of_servers
 from apex_jax.transport.messages import NO_LADDER_INDICES, ActorHello, ActorStatus, ActorWelcome, EpisodeStatistics
 from apex_jax.types import Segment, SegmentSpec, Step
 from apex_jax.workers.role import RoleContext, checked_spec, open_role
+from apex_jax.workers.rollout import Rollouts
 
 _log = logging.getLogger(__name__)
 
+Plays: TypeAlias = Generator[tuple[Step, Action], None, None]
 PATIENCE_SECONDS = 10.0  # between two log lines while the actor waits for its servers
 
 
@@ -60,26 +62,43 @@ class Actor:
 
         Each item of the iterator is a step of the environments acted on at once.
         """
-        environment, builder, exploration, key = _begin(self, welcome)
-        with contextlib.closing(environment):
-            yield from self._act(environment, builder, exploration, key)
+        seeds, builder, exploration, key = _begin(self, welcome)
+        play = self._play_compiled if self.role.config.environment.is_jax else self._play
+        with contextlib.closing(play(seeds, exploration, key)) as steps:
+            tracker = EpisodeTracker(len(exploration))
+            self.next_metrics = time.monotonic() + self.role.config.metrics_interval_seconds
+            for step, output in steps:
+                segments = builder.add(step, *map(np.asarray, output))
+                self._hand_over(step, segments, tracker.add(step), exploration)
+                self._write_metrics_when_due()
+                yield
+                if self.replay.must_leave:
+                    return
 
-    def _act(
-        self, environment: VectorEnvironment, builder: SegmentBuilder, exploration: np.ndarray, key: jax.Array
-    ) -> Generator[None, None, None]:
-        tracker, call = EpisodeTracker(len(exploration)), 0
-        self.next_metrics = time.monotonic() + self.role.config.metrics_interval_seconds
-        while not self.replay.must_leave:
+    def _play(self, seeds: np.ndarray, exploration: np.ndarray, key: jax.Array) -> Plays:
+        """Yields the steps of environments that run on the CPU, and the actions for them."""
+        config, call = self.role.config, 0
+        limit, threads = config.environment.max_episode_frames, config.actor.environment_threads
+        environment = VectorEnvironment(config, self.spec, seeds, limit, threads, config.actor.batch_size)
+        with contextlib.closing(environment):
+            while True:
+                self.role.stop.beat()
+                step = environment.receive()
+                weights = self._newest_weights()
+                output = self.algorithm.act(weights.params, step.observation, exploration[step.env_id], key, call)
+                environment.send(np.asarray(output.action), step.env_id)  # they step while this one is recorded
+                call = (call + 1) % 2**31  # wraps around: an int32 in the jitted policy
+                yield step, output
+
+    def _play_compiled(self, seeds: np.ndarray, exploration: np.ndarray, key: jax.Array) -> Plays:
+        """Yields the steps of environments written in JAX, which are played many at once, and the actions for them."""
+        rollouts = Rollouts(self.role.config, self.algorithm, seeds, exploration, key)
+        started = rollouts.start(self._newest_weights().params)
+        while True:
             self.role.stop.beat()
-            step = environment.receive()
-            weights = self._newest_weights()
-            output = self.algorithm.act(weights.params, step.observation, exploration[step.env_id], key, call)
-            environment.send(np.asarray(output.action), step.env_id)  # environments step during the rest of the loop
-            call = (call + 1) % 2**31  # wraps around: an int32 in the jitted policy
-            segments = builder.add(step, *map(np.asarray, output))
-            self._hand_over(step, segments, tracker.add(step), exploration)
-            self._write_metrics_when_due()
-            yield
+            following = rollouts.start(self._newest_weights().params)  # it runs while these steps are recorded
+            yield from rollouts.steps(started)
+            started = following
 
     def _newest_weights(self) -> Weights:
         self.in_use = self.weights.fetch_after(self.in_use) or self.in_use
@@ -185,8 +204,8 @@ def open_actor(role: RoleContext, spec: SegmentSpec) -> Iterator[Actor]:
         actor.write_metrics()
 
 
-def _begin(actor: Actor, welcome: ActorWelcome) -> tuple[VectorEnvironment, SegmentBuilder, np.ndarray, jax.Array]:
-    """Returns the environments, the builder of their segments, their exploration float32[N], and a key for actions."""
+def _begin(actor: Actor, welcome: ActorWelcome) -> tuple[np.ndarray, SegmentBuilder, np.ndarray, jax.Array]:
+    """Returns the environments' seeds int[N], segment builder and exploration float32[N], and a key for actions."""
     config, spec, game, size = actor.role.config, actor.spec, actor.role.config.environment, len(welcome.ladder_indices)
     rng = process_rng(config.seed, ROLE_NUMBERS["actor"], welcome.actor_number)
     key, seeds = jax.random.key(int(rng.integers(2**31))), rng.integers(2**31, size=size)
@@ -194,11 +213,9 @@ def _begin(actor: Actor, welcome: ActorWelcome) -> tuple[VectorEnvironment, Segm
     process, highest, lowest = digest_of_peer_id(actor.replay.peer_id), exploration.max(), exploration.min()
     text = "acting in %d environments, exploration %.4f to %.4f (process %s)"
     _log.info(text, size, highest, lowest, process)
-    threads, batch_size = config.actor.environment_threads, config.actor.batch_size
-    environment = VectorEnvironment(config, spec, seeds, game.max_episode_frames, threads, batch_size)
     rules = config.algorithm.discount, game.reward_clip, game.life_loss_terminates, spread_first_slots(spec, size)
     builder = SegmentBuilder(spec, size, *rules, config.algorithm.value_rescaling)
-    return environment, builder, exploration, key
+    return seeds, builder, exploration, key
 
 
 class Assignment:

@@ -59,7 +59,7 @@ def frames_per_second(config: Config) -> Fraction:
     """Returns how many screens of `VectorEnvironment.render` show one second."""
     if config.environment.is_atari:
         return Fraction(EMULATOR_FRAMES_PER_SECOND, config.environment.frame_skip)
-    if config.environment.is_gymnasium:
+    if config.environment.has_spaces:
         return Fraction(describe(config).frames_per_second or CLASSIC_FRAMES_PER_SECOND).limit_denominator(1000)
     return Fraction(CLASSIC_FRAMES_PER_SECOND)
 

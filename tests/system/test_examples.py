@@ -129,12 +129,13 @@ def test_own_algorithm_or_network_trains_in_every_role_and_is_evaluated_and_load
 
 @pytest.mark.long
 @pytest.mark.timeout(400)
-def test_own_environment_is_learned(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("name", "kind"), [("own_environment", "gymnasium"), ("own_jax_environment", "jax")])
+def test_own_environment_is_learned(name: str, kind: str, tmp_path: Path) -> None:
     learned = ("total_updates=0", "evaluator.stop_at_return=-50")  # random actions have about -83, the best ones -11
-    done = run(tmp_path, *learned, seconds=350, script=SCRIPT.with_name("own_environment.py"))
+    done = run(tmp_path, *learned, seconds=350, script=SCRIPT.with_name(f"{name}.py"))
     assert done.returncode == 0, done.stderr
     assert "Ended:       evaluator.stop_at_return=-50 is reached\n" in done.stdout
-    assert (tmp_path / "runs" / "gymnasium-own_environment-Docking-1" / "video.mp4").is_file()
+    assert (tmp_path / "runs" / f"{kind}-{name}-Docking-1" / "video.mp4").is_file()
 
 
 @pytest.mark.long

@@ -23,13 +23,15 @@ from tests.rigs.processes import ROOT
 SMALL = ("evaluator.interval_updates=8", "evaluator.episodes=2", "network.hidden_units=32", "page_port=-1")
 SETTINGS = {
     "cartpole": (*SMALL, "replay.min_size_to_sample=500"),
+    "jax": (*SMALL, "environment.task=jax:tests.rigs.jax_environments:Corridor", "replay.min_size_to_sample=500"),
     "pendulum": (*SMALL, "network.policy_units=[32]", "network.critic_units=[32]", "replay.min_size_to_sample=500"),
 }
 
 
 def train(name: str, directory: Path, updates: int) -> Agent:
     settings = [*SETTINGS[name], "processes=one", f"total_updates={updates}", f"run_directory={directory}"]
-    assert one_process.run(load(CONFIGS / f"{name}.yaml", settings), "local", StopSignal()) == 0
+    config = load(CONFIGS / f"{'cartpole' if name == 'jax' else name}.yaml", settings)
+    assert one_process.run(config, "local", StopSignal()) == 0
     return load_agent(directory, None, {})
 
 
@@ -39,7 +41,9 @@ def evaluations(directory: Path) -> list[tuple[int, list[float]]]:
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("name", ["cartpole", pytest.param("pendulum", marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    "name", ["cartpole", *(pytest.param(name, marks=pytest.mark.long) for name in ("jax", "pendulum"))]
+)
 def test_two_runs_with_one_seed_and_a_resume_are_equal_bit_for_bit(name: str, tmp_path: Path) -> None:
     agents = []
     for run in ("first", "second"):

@@ -56,8 +56,8 @@ def test_sdist_and_wheel_hold_every_module_and_configuration_and_the_licence(bui
     required = re.findall(r"^Requires-Dist: ([\w-]+)[^;\n]*$", metadata, re.MULTILINE)
     lines = (ROOT / "requirements.txt").read_text().splitlines()
     assert required == [re.match(r"[\w-]+", line)[0] for line in lines if line[0] != "#"]  # type: ignore[index]
-    assert {"gpu", "film", "export", "dev", "deploy"} == set(
-        re.findall(r"^Provides-Extra: (\w+)$", metadata, re.MULTILINE)
+    assert {"gpu", "film", "export", "jax-envs", "dev", "deploy"} == set(
+        re.findall(r"^Provides-Extra: ([\w-]+)$", metadata, re.MULTILINE)
     )
     with tarfile.open(next(built.glob("*.tar.gz"))) as sdist:
         inside = {name.partition("/")[2] for name in sdist.getnames()}

@@ -1,0 +1,216 @@
+"""Environments written in JAX: `gymnax:NAME` of the package gymnax, and `jax:MODULE:FUNCTION`, of the user.
+
+The function is called with `environment.settings` and returns an object with
+
+    observation_space, action_space   spaces of Gymnasium: a Box; Discrete, or a Box of one axis with finite bounds
+    reset(key)                        returns observation, state
+    step(key, state, action)          returns observation, state, reward, terminated, truncated, info
+
+`reset` and `step` are pure functions for one environment, and are compiled: `state` is any pytree of arrays, which
+keeps its shapes and dtypes. `info` is a dict, of which `metrics.info` names the numbers that become curves. A method
+`render(state)`, which is not compiled, may return uint8[height, width, 3] for the video; without one, the video shows
+observations that are images.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import json
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from gymnasium import spaces
+
+from apex_jax.config import Config
+from apex_jax.config.rules import check_convolutions
+from apex_jax.environments.gymnasium_tasks import BrokenEnvironment
+from apex_jax.environments.images import image_spec, reading
+from apex_jax.environments.task import Description, action_bounds, action_spec, check_bounds, one_line
+from apex_jax.host.errors import UsageError, first_line
+from apex_jax.host.user_code import imported_names, reported
+from apex_jax.types import Part
+
+FRAMES_PER_SECOND = 15.0  # of the video: most of these games are slow
+PICTURE_SIZE = 160  # least pixels of a side of the video
+COLORS = ((90, 160, 240), (250, 250, 250), (130, 130, 130), (230, 120, 50), (90, 190, 110), (200, 90, 170))
+EXTRA = "pip install 'apex-jax[jax-envs]' (in a checkout: -r requirements-jax-envs.txt)"
+
+
+class Played(NamedTuple):
+    """An environment after its last step: what a `types.Step` holds, and what the next step needs."""
+
+    frame: jax.Array  # frame_dtype[*O]
+    reward: jax.Array  # float32[]
+    first: jax.Array  # bool[], an episode starts with this frame; the last action was ignored
+    terminated: jax.Array  # bool[]
+    truncated: jax.Array  # bool[]
+    info: jax.Array  # float32[K], see `types.Step`
+    state: Any  # of the user's environment
+    steps: jax.Array  # int32[], of the episode
+    key: jax.Array  # of the environment; that of a step is folded from it and `calls`
+    calls: jax.Array  # int32[], steps and resets so far
+
+
+class JaxEnvironment:
+    """One environment of the run's task, as pure functions that JAX can compile and map over many."""
+
+    def __init__(self, config: Config, max_steps: int):
+        """`max_steps`: of an episode, beside the environment's own limit. Raises as `describe`."""
+        self._task, self._info, self._max_steps = config.environment.task, config.metrics.info, max_steps
+        self._environment, self._function = _made(config)
+        observation, self._action = self._environment.observation_space, self._environment.action_space
+        if not isinstance(observation, spaces.Box) or not isinstance(self._action, spaces.Box | spaces.Discrete):
+            what = f"its spaces are {one_line(observation)} and {one_line(self._action)}"
+            raise UsageError(f"environment.task={self._task}: {what}; a JAX environment has a Box, and Box or Discrete")
+        action_spec(self._task, self._action)
+        check_bounds(self._task, self._action)
+        self.no_action: np.ndarray = np.zeros_like(self._action.sample())
+        self._image = image_spec(self._task, observation, config.environment.observation_layout)
+        self.description = self._description(config, observation)
+        self._check()
+
+    def _description(self, config: Config, observation: spaces.Box) -> Description:
+        if (config.environment.frame_stack, config.environment.frame_skip) != (1, 1):
+            fix = "set environment.frame_stack=1 environment.frame_skip=1"
+            raise UsageError(f"environment.task={self._task}: no frames are stacked or skipped in JAX; {fix}")
+        size = int(np.prod(observation.shape))
+        line = reading(self._task, observation, self._image, size)
+        rate = FRAMES_PER_SECOND if self._image is not None or hasattr(self._environment, "render") else None
+        if self._image is None:
+            parts = (Part((), tuple(map(int, observation.shape))),)
+            return Description((size,), "float32", self._action, parts, rate, reading=line)
+        check_convolutions(config.network, min(self._image.frame_shape[:2]))
+        return Description(self._image.frame_shape, "uint8", self._action, None, rate, self._image, line)
+
+    def _check(self) -> None:
+        """Traces a reset and a step. Raises BrokenEnvironment, with the user's line, if they do not fit together."""
+        with reported(f"environment.task={self._task}", BrokenEnvironment, self._function):
+            played = jax.eval_shape(self.begin, jax.random.key(0))
+            after = jax.eval_shape(self.advance, played, self.no_action)
+            types = [jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype.name), each) for each in (played, after)]
+            if types[0] != types[1]:
+                raise TypeError(f"step returns a state of {types[1].state}, reset one of {types[0].state}")
+
+    def begin(self, key: jax.Array) -> Played:
+        """Returns the environment at the start of its first episode."""
+        return self._reset(key, jnp.int32(0))
+
+    def advance(self, played: Played, action: jax.Array) -> Played:
+        """Returns the environment after an action in its action space, which is ignored after an episode's end."""
+        again, on = self._reset(played.key, played.calls), self._step(played, action)
+        has_ended = played.terminated | played.truncated
+        return jax.tree.map(functools.partial(jnp.where, has_ended), again, on)
+
+    def _reset(self, key: jax.Array, calls: jax.Array) -> Played:
+        observation, state = self._environment.reset(jax.random.fold_in(key, calls))
+        no, none = jnp.zeros((), bool), jnp.full(len(self._info), jnp.nan, jnp.float32)
+        state = jax.tree.map(lambda leaf: jax.lax.convert_element_type(leaf, jnp.result_type(leaf)), state)
+        counts = jnp.int32(0), key, calls + 1
+        return Played(self._frame(observation), jnp.float32(0), ~no, no, no, none, state, *counts)
+
+    def _step(self, played: Played, action: jax.Array) -> Played:
+        key = jax.random.fold_in(played.key, played.calls)
+        observation, state, reward, terminated, truncated, info = self._environment.step(key, played.state, action)
+        steps = played.steps + 1
+        flags = (jnp.asarray(flag).astype(bool).reshape(()) for flag in (terminated, truncated))
+        terminated, truncated = flags
+        numbers = [jnp.asarray(info.get(name, jnp.nan), jnp.float32).reshape(()) for name in self._info]
+        return Played(
+            self._frame(observation),
+            jnp.asarray(reward, jnp.float32).reshape(()),
+            jnp.zeros((), bool),
+            terminated,
+            ~terminated & (truncated | (steps >= self._max_steps)),
+            jnp.array(numbers, jnp.float32),
+            jax.tree.map(lambda new, old: jnp.asarray(new).astype(old.dtype), state, played.state),
+            steps,
+            played.key,
+            played.calls + 1,
+        )
+
+    def _frame(self, observation: jax.Array) -> jax.Array:
+        """Returns an observation as a frame: a vector, or an image of uint8; elements beyond its bounds are clipped."""
+        if jnp.shape(observation) != self._environment.observation_space.shape:
+            shapes = f"shape {jnp.shape(observation)}, its space {self._environment.observation_space.shape}"
+            raise TypeError(f"the observation has {shapes}")
+        image = self._image
+        if image is None:
+            return jnp.asarray(observation, jnp.float32).reshape(-1)
+        order = sorted(range(len(image.shape)), key=lambda axis: "HWC".index(image.layout[axis]))
+        frame = jnp.transpose(observation, order).reshape(image.frame_shape)
+        if (image.dtype, image.low, image.high) == ("uint8", 0, 255):
+            return frame
+        levels = jnp.rint((frame.astype(jnp.float32) - image.low) * (255 / (image.high - image.low)))
+        return jnp.clip(levels, 0, 255).astype(jnp.uint8)
+
+    def scaled(self, action: jax.Array) -> jax.Array:
+        """Returns an agent's action, int32 or float32[A] in [-1, 1], as one of the action space."""
+        if isinstance(self._action, spaces.Discrete):
+            return action + jnp.int32(self._action.start)
+        low, high = action_bounds(self._action)
+        return (low + (action + 1) / 2 * (high - low)).astype(self._action.dtype)
+
+    def render(self, played: Played) -> np.ndarray:
+        """Returns a picture of one environment, uint8[height, width, 3]."""
+        if hasattr(self._environment, "render"):
+            return np.asarray(self._environment.render(played.state))
+        frame = np.asarray(played.frame)
+        frame = frame if frame.ndim == 3 else frame[..., None]
+        if frame.shape[2] not in (1, 3):  # each channel shows where something is
+            shown = np.zeros((*frame.shape[:2], 3), np.uint8)
+            for channel in range(frame.shape[2]):
+                shown[frame[..., channel] > 0] = COLORS[channel % len(COLORS)]
+            frame = shown
+        scale = -(-PICTURE_SIZE // max(frame.shape[:2]))
+        return np.broadcast_to(frame, (*frame.shape[:2], 3)).repeat(scale, axis=0).repeat(scale, axis=1)
+
+
+@functools.lru_cache(maxsize=4)
+def describe(config: Config) -> Description:
+    """Describes the run's task. Raises UsageError if there is none, or no agent here learns it, BrokenEnvironment if it
+    raises an exception or its functions do not fit together."""
+    return JaxEnvironment(config, 1).description
+
+
+def _made(config: Config) -> tuple[Any, Any]:
+    """Returns the environment of the task, and the function that made it."""
+    task, settings = config.environment.task, json.loads(config.environment.settings)
+    kind, _, name = task.partition(":")
+    if kind == "jax":
+        [function] = imported_names("environment.task", task)
+        with reported(f"environment.task={task}", BrokenEnvironment, function):
+            environment = function(**settings)
+            if not all(hasattr(environment, name) for name in ("observation_space", "action_space", "reset", "step")):
+                raise TypeError("it returned no environment with observation_space, action_space, reset and step")
+            return environment, function
+    if importlib.util.find_spec("gymnax") is None:
+        raise UsageError(f"environment.task={task}: gymnax is not installed; {EXTRA}")
+    try:
+        return _Gymnax(name, settings), None
+    except (ValueError, TypeError) as error:  # an unknown name, or a parameter that it does not have
+        raise UsageError(f"environment.task={task}: {first_line(error)}; see gymnax.registered_envs") from None
+
+
+class _Gymnax:
+    """An environment of gymnax with the functions above."""
+
+    def __init__(self, name: str, settings: dict[str, Any]):
+        import gymnax  # imported here: an extra
+
+        self._environment, params = gymnax.make(name)
+        self._params = params.replace(**settings)
+        convert = gymnax.environments.spaces.gymnax_space_to_gym_space
+        self.observation_space = convert(self._environment.observation_space(self._params))
+        self.action_space = convert(self._environment.action_space(self._params))
+
+    def reset(self, key: jax.Array) -> tuple[jax.Array, Any]:
+        """See the head of this module, as for `step`."""
+        observation, state = self._environment.reset_env(key, self._params)
+        return observation, state
+
+    def step(self, key: jax.Array, state: Any, action: jax.Array) -> tuple[Any, ...]:
+        observation, state, reward, terminated, info = self._environment.step_env(key, state, action, self._params)
+        return observation, state, reward, terminated, self._environment.is_truncated(state, self._params), info

@@ -1,0 +1,97 @@
+"""Environments written in JAX, as a user would write them, sound and faulty ones."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from gymnasium import spaces
+
+
+class Place(NamedTuple):
+    x: jax.Array
+    time: jax.Array
+
+
+class Corridor:
+    """A walk along `length` fields by steps of -1, 0 or 1 and a random push; the right end pays 1 and ends the game."""
+
+    action_space: Any = spaces.Discrete(3, start=-1)
+
+    def __init__(self, length: int = 5, limit: int = 9) -> None:
+        self.length, self.limit = length, limit
+        self.observation_space: Any = spaces.Box(0, length, (2,), np.float32)
+
+    def reset(self, key: jax.Array) -> tuple[Any, Any]:
+        place = Place(jax.random.randint(key, (), 0, 2), jnp.int32(0))
+        return self.observe(place), place
+
+    def step(self, key: jax.Array, state: Any, action: jax.Array) -> tuple[Any, ...]:
+        push = jax.random.bernoulli(key, 0.2).astype(jnp.int32)
+        place = Place(jnp.clip(state.x + action - push, 0, self.length), state.time + 1)
+        is_there = place.x == self.length
+        info = {"is_there": is_there, "time": place.time}
+        return self.observe(place), place, is_there * 1.0, is_there, place.time >= self.limit, info
+
+    def observe(self, place: Place) -> Any:
+        return jnp.array([place.x, place.time], jnp.float32)
+
+
+class Drawn(Corridor):
+    """The same as an image of booleans, [1, fields, 2], padded to three rows."""
+
+    def __init__(self, length: int = 5, limit: int = 9) -> None:
+        super().__init__(length, limit)
+        self.observation_space = spaces.Box(0, 1, (3, length + 1, 2), np.int8)
+
+    def observe(self, place: Place) -> Any:
+        return jnp.zeros((3, self.length + 1, 2), bool).at[1, place.x, place.time % 2].set(True)
+
+
+class Shown(Corridor):
+    """The same with a picture of its own."""
+
+    def render(self, state: Any) -> np.ndarray:
+        return np.full((2, 4, 3), 200 + int(state.time), np.uint8)
+
+
+class Sliding(Corridor):
+    """The same with an action of one number."""
+
+    action_space = spaces.Box(-2.0, 1.0, (1,), np.float32)
+
+    def step(self, key: jax.Array, state: Any, action: jax.Array) -> tuple[Any, ...]:
+        return super().step(key, state, jnp.rint(action[0]).astype(jnp.int32))
+
+
+class OtherShape(Corridor):
+    def observe(self, place: Place) -> Any:
+        return jnp.zeros(3)
+
+
+class OtherState(Corridor):
+    def step(self, key: jax.Array, state: Any, action: jax.Array) -> tuple[Any, ...]:
+        observation, place, *rest = super().step(key, state, action)
+        return observation, (place.x,), *rest
+
+
+class FiveResults(Corridor):
+    def step(self, key: jax.Array, state: Any, action: jax.Array) -> tuple[Any, ...]:
+        return super().step(key, state, action)[:5]
+
+
+class Parts(Corridor):
+    def __init__(self) -> None:
+        super().__init__()
+        self.observation_space = spaces.Dict(x=spaces.Discrete(5))
+
+
+class NotFinite(Corridor):
+    def observe(self, place: Place) -> Any:
+        return jnp.array([place.x, 1 / (2 - place.time)], jnp.float32)
+
+
+def no_environment() -> None:
+    """Forgets to return one."""

@@ -1,0 +1,124 @@
+"""Environments written in JAX: what is read of them, what is refused, and how they step for the evaluator."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from apex_jax.config import Config
+from apex_jax.config.load import load
+from apex_jax.environments.environment import (
+    EpisodeTracker,
+    VectorEnvironment,
+    can_render,
+    describe,
+    segment_spec,
+)
+from apex_jax.environments.gymnasium_tasks import BrokenEnvironment
+from apex_jax.host.errors import UsageError
+
+RIG = "jax:tests.rigs.jax_environments"
+KERNELS = ("network.kernel_sizes=[3]", "network.channels=[4]", "network.strides=[1]")
+IMAGE = ("environment.observation_layout=HWC", *KERNELS)
+
+
+def config_of(name: str, *settings: str) -> Config:
+    plain = ("environment.frame_stack=1", "environment.frame_skip=1", "actor.segment_slots=16")
+    return load(None, [f"environment.task={RIG}:{name}", *plain, *settings])
+
+
+def test_vectors_images_and_actions_are_read_from_the_spaces() -> None:
+    vector = describe(config_of("Corridor"))
+    assert (vector.frame_shape, vector.frame_dtype) == ((2,), "float32")
+    assert segment_spec(config_of("Corridor")).action.num_actions == 3
+    image = describe(config_of("Drawn", *IMAGE))
+    assert (image.frame_shape, image.frame_dtype) == ((3, 6, 2), "uint8")
+    assert "images of 3 x 6 pixels with 2 channels" in image.reading
+    assert segment_spec(config_of("Sliding")).action.shape == (1,)
+    assert describe(config_of("Corridor", "environment.settings={length: 7}")).action.n == 3
+
+
+@pytest.mark.parametrize(("name", "error", "text"), [
+    ("OtherShape", BrokenEnvironment, r"the observation has shape \(3,\), its space \(2,\) \(.*jax_environments.py"),
+    ("OtherState", BrokenEnvironment, "jax_environments.py, line"),
+    ("FiveResults", BrokenEnvironment, r"not enough values to unpack .*jax_environments.py"),
+    ("Parts", UsageError, "a JAX environment has a Box"),
+    ("no_environment", BrokenEnvironment, "returned no environment"),
+    ("Absent", UsageError, "has no function or class Absent"),
+])  # fmt: skip
+def test_what_does_not_fit_together_is_one_line_before_anything_starts(
+    name: str, error: type[Exception], text: str
+) -> None:
+    with pytest.raises(error, match=text) as caught:
+        describe(config_of(name))
+    assert "\n" not in str(caught.value)
+    assert str(caught.value).startswith(f"environment.task={RIG}:{name}")
+
+
+@pytest.mark.parametrize("task", ["jax:module", "jax:a-b:c", "gymnax:a:b"])
+def test_other_forms_of_the_name_are_refused(task: str) -> None:
+    with pytest.raises(UsageError, match="gymnax:NAME or jax:MODULE:FUNCTION"):
+        load(None, [f"environment.task={task}"])
+
+
+def test_stacked_frames_are_refused() -> None:
+    with pytest.raises(UsageError, match=r"environment.frame_stack=1 environment.frame_skip=1"):
+        describe(config_of("Corridor", "environment.frame_stack=2"))
+
+
+def test_steps_end_and_begin_episodes_as_those_of_other_environments() -> None:
+    config = config_of("Corridor", "metrics.info=[is_there, time]")
+    environment = VectorEnvironment(config, segment_spec(config), np.arange(4), 7, per_step=1)
+    tracker, episodes = EpisodeTracker(4), []
+    for _ in range(200):
+        step = environment.receive()
+        [env_id] = step.env_id
+        assert step.observation.shape == (1, 1, 2)
+        if step.first[0]:
+            assert step.observation[0, 0, 1] == 0
+            assert step.reward[0] == 0
+        episodes += tracker.add(step)
+        environment.send(np.array([2 if env_id < 2 else 0]), step.env_id)
+    assert {episode.env_id for episode in episodes} == set(range(4))
+    for episode in episodes:
+        is_there, time = episode.info
+        assert time == episode.steps <= 7
+        assert episode.episode_return == is_there == ((episode.env_id < 2 and episode.steps < 7) or is_there)
+        if episode.env_id >= 2:
+            assert (episode.steps, is_there) == (7, 0), "the limit of the run, as the walk to the left never ends"
+    left = environment.receive().env_id
+    environment.leave_out(left)
+    environment.reset()
+    assert environment.receive().first.all()
+
+
+@pytest.mark.parametrize(("name", "size"), [("Drawn", (81, 162, 3)), ("Shown", (2, 4, 3)), ("Corridor", None)])
+def test_video_shows_what_render_returns_or_the_image_that_is_observed(name: str, size: tuple[int, ...] | None) -> None:
+    config = config_of(name, *(IMAGE if name == "Drawn" else ()))
+    assert can_render(config) is (size is not None)
+    if size is not None:
+        environment = VectorEnvironment(config, segment_spec(config), np.arange(2), 50, rendered=True)
+        environment.receive()
+        picture = environment.render()
+        assert picture is not None
+        assert picture.shape == size
+        assert picture.dtype == np.uint8
+        assert picture.any()
+
+
+def test_equal_seeds_play_equal_games_and_others_do_not() -> None:
+    config = config_of("Corridor")
+
+    def play(seeds: list[int]) -> np.ndarray:
+        environment = VectorEnvironment(config, segment_spec(config), np.array(seeds), 50)
+        seen = []
+        for _ in range(60):
+            step = environment.receive()
+            seen.append(step.observation[:, 0])
+            environment.send(np.full(len(seeds), 2), step.env_id)
+        return np.array(seen)
+
+    games = play([1, 2, 1])
+    np.testing.assert_array_equal(games[:, 0], games[:, 2])
+    np.testing.assert_array_equal(games, play([1, 2, 1]))
+    assert (games[:, 0] != games[:, 1]).any()
