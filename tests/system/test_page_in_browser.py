@@ -95,7 +95,7 @@ def report(tmp_path: Path) -> Path:
     directory = make_run(tmp_path / "run", list(np.linspace(-21.0, 1_234.5, 30)), ("environment.task=Pong-v5",))
     lines = [
         (30.0 * i, i / 2, {"losses/td_loss": 3.0 / i, "charts/updates_per_second": 42.0 + i % 3, "learner/updates": i,
-                           "charts/environment_frames_per_second": 5_000.0 + i, "charts/episodic_return": -21.0 + i,
+                           "replay/size_transitions": 5_000.0 + i, "charts/episodic_return": -21.0 + i,
                            "losses/q_values": i, "losses/gradient_norm": 1 / i, "charts/episodic_length": 2 * i,
                            "charts/info_level": i, "own/entropy": -i})
         for i in range(1, 61)
