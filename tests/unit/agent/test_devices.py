@@ -16,8 +16,8 @@ from apex_jax.agent.devices import DeviceStores, replicated
 from apex_jax.agent.dpg import make_dpg
 from apex_jax.agent.dqn import make_dqn
 from apex_jax.agent.frame_store import store_bytes
-from apex_jax.types import SegmentSpec, zero_columns
-from tests.rigs.small_agents import CONTINUOUS_VECTORS, DPG_ALL, VECTORS, config, dpg_config
+from apex_jax.types import SegmentSpec
+from tests.rigs.small_agents import CONTINUOUS_VECTORS, DPG_ALL, VECTORS, config, dpg_config, random_store
 from tests.rigs.virtual_devices import on_virtual_devices
 
 SEGMENTS, BATCH, CALLS, PER_CALL = 8, 16, 3, 2
@@ -29,22 +29,6 @@ PARTS: dict[str, dict[str, Any]] = {  # with all that computes something over a 
     "dqn": {"max_gradient_norm": 0.02, "quantiles": 4, "munchausen": True},
     "dpg": DPG_ALL,
 }
-
-
-def segments(spec: SegmentSpec) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-    """Returns random frames [SEGMENTS, L, *O] and columns [SEGMENTS, L, ...]."""
-    rng = np.random.default_rng(5)
-    frames = rng.normal(size=(SEGMENTS, spec.slots, *spec.frame_shape)).astype(np.float32)
-    columns = {name: np.stack([column] * SEGMENTS) for name, column in zero_columns(spec).items()}
-    shape = (SEGMENTS, spec.slots)
-    columns["n_step_return"] = rng.normal(size=shape).astype(np.float32)
-    columns["discount"] = np.full(shape, 0.97, np.float32)
-    columns["bootstrap_offset"] = rng.integers(1, 4, shape).astype(np.uint8)
-    if spec.action.dtype == "int32":
-        columns["action"] = rng.integers(0, spec.action.num_actions, shape).astype(np.int32)
-    else:
-        columns["action"] = rng.uniform(-1, 1, (*shape, *spec.action.shape)).astype(np.float32)
-    return frames, columns
 
 
 def batches(spec: SegmentSpec, devices: int) -> tuple[np.ndarray, np.ndarray]:
@@ -63,11 +47,11 @@ def learned(agent: str, devices: int, drawn: tuple[np.ndarray, np.ndarray]) -> t
     algorithm = make(config_of(**PARTS[agent], devices=devices), spec)
     state = replicated(algorithm.init(jax.random.key(1)), devices)
     stores = DeviceStores(spec, SEGMENTS, devices)
-    frames, columns = segments(spec)
+    store = jax.tree.map(np.asarray, random_store(5, spec))
     part = SEGMENTS // devices
     for first in range(0, SEGMENTS, part):
         slots = np.arange(first, first + part, dtype=np.int32)
-        stores.insert(slots, frames[slots], {name: column[slots] for name, column in columns.items()})
+        stores.insert(slots, store.frames[slots], {name: column[slots] for name, column in store.columns.items()})
     outputs = []
     for indices, weights in zip(*drawn, strict=True):
         before = jax.tree.leaves(state)
@@ -86,13 +70,10 @@ def distance(ours: Any, expected: Any) -> float:
     return difference and difference / float(np.linalg.norm(y))
 
 
-@pytest.mark.parametrize(
-    ("agent", "devices"),
-    [
-        ("dqn", "4"),
-        *(pytest.param(*more, marks=pytest.mark.long) for more in (("dqn", "2"), ("dpg", "2"), ("dpg", "4"))),
-    ],
-)
+@pytest.mark.parametrize(("agent", "devices"), [
+    ("dqn", "4"),
+    *(pytest.param(*more, marks=pytest.mark.long) for more in (("dqn", "2"), ("dpg", "2"), ("dpg", "4"))),
+])  # fmt: skip
 @on_virtual_devices(4)
 def test_several_devices_learn_what_one_learns_from_the_same_batches(agent: str, devices: str) -> None:
     drawn = batches(AGENTS[agent][2], int(devices))
