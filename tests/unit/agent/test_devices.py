@@ -86,11 +86,15 @@ def test_several_devices_learn_what_one_learns_from_the_same_batches(agent: str,
 
 
 @on_virtual_devices(4)
-def test_only_sums_of_gradients_and_metrics_cross_devices() -> None:
+def test_parts_must_fit_their_devices_and_only_sums_of_gradients_and_metrics_cross_them() -> None:
     spec = VECTORS._replace(frame_shape=(6, 6), frame_dtype="uint8")
+    needed = store_bytes(spec, SEGMENTS // 4)
+    with pytest.raises(ValueError, match=r"lower replay\.capacity_transitions"):
+        DeviceStores(spec, SEGMENTS, 4, needed - 1)
     algorithm = make_dqn(config(devices=4), spec)
     state = replicated(algorithm.init(jax.random.key(1)), 4)
-    arguments = state, DeviceStores(spec, SEGMENTS, 4).whole, *(each[0] for each in batches(spec, 4)), 1.0
+    store = DeviceStores(spec, SEGMENTS, 4, needed).whole
+    arguments = state, store, *(each[0] for each in batches(spec, 4)), 1.0
     program = jax.jit(algorithm.update).lower(*arguments).compile().as_text() or ""
     collectives = re.findall(r"= (\(.*?\)|\S+) (all-\w+|collective-\w+|reduce-scatter)(?:-start)?\(", program)
     assert {name for _, name in collectives} == {"all-reduce"}
@@ -99,15 +103,6 @@ def test_only_sums_of_gradients_and_metrics_cross_devices() -> None:
     summed = sum(math.prod(int(size) for size in sizes.split(",") if size) for _, sizes in arrays)
     params = sum(leaf.size for leaf in jax.tree.leaves(state.online_params))
     assert PER_CALL * params <= summed <= PER_CALL * (params + 8), "and some metrics"
-
-
-@on_virtual_devices(2)
-def test_a_part_that_does_not_fit_its_device_is_refused() -> None:
-    spec = VECTORS
-    needed = store_bytes(spec, 4)
-    DeviceStores(spec, 8, 2, needed)
-    with pytest.raises(ValueError, match=r"lower replay\.capacity_transitions"):
-        DeviceStores(spec, 8, 2, needed - 1)
 
 
 def test_one_device_compiles_the_update_alone() -> None:

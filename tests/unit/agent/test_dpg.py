@@ -55,9 +55,9 @@ def assert_params_equal(ours: Arrays, twin: Arrays) -> None:
 
 @pytest.mark.parametrize("changes", [
     pytest.param({}, id="paper"),
-    pytest.param({"action_gradient_clip": 0.0}, id="action_gradient_not_clipped"),
-    pytest.param({"optimizer": "rmsprop"}, id="rmsprop"),
-    pytest.param({"policy_units": (6,), "critic_units": (7,)}, id="one_layer"),  # which is where the action joins
+    pytest.param(  # one layer, which is where the action joins
+        {"action_gradient_clip": 0.0, "optimizer": "rmsprop", "policy_units": (6,), "critic_units": (7,)}, id="others"
+    ),
     pytest.param(DPG_BLOCKS, id="blocks", marks=pytest.mark.long),
     pytest.param({"normalize_observations": True}, id="normalized", marks=pytest.mark.long),
     pytest.param({"twin_critics": True}, id="twin_critics", marks=pytest.mark.long),

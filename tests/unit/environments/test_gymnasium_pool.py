@@ -275,4 +275,3 @@ def test_fork_server_imports_the_code_of_its_parent_and_no_other_copy(tmp_path: 
     printed = subprocess.check_output(command, text=True, timeout=120, cwd=tmp_path / "working", env=variables)
     pool = ROOT / "apex_jax" / "environments" / "gymnasium_pool.py"
     assert printed.splitlines() == [str(pool), str([str(tmp_path / "installed"), None])]
-
