@@ -129,14 +129,6 @@ class Draws(Corridor):
                 file.write(f"{self.number!r} {self.folder}\n")
 
 
-class DrawsForNoAgent(Draws):
-    """Has actions that no agent here can choose."""
-
-    def __init__(self, **arguments: Any) -> None:
-        super().__init__(**arguments)
-        self.action_space = spaces.MultiDiscrete([2, 3])  # type: ignore[assignment]
-
-
 class Simulated(Corridor):
     """Starts two processes that it never ends.
 
@@ -168,13 +160,6 @@ def processes_of(file: Path) -> tuple[list[int], list[int]]:
     """Returns the processes of `Simulated` environments, one an environment, and those that these have started."""
     rows = [[int(word) for word in line.split()] for line in file.read_text().splitlines()]
     return [row[0] for row in rows], [process for row in rows for process in row[1:]]
-
-
-class Endless(Corridor):
-    """Its corridor has no end."""
-
-    def __init__(self) -> None:
-        super().__init__(10**6)
 
 
 class Observes(Corridor):

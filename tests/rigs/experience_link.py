@@ -5,12 +5,9 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any
 
 import pytest
-import zmq
 
-from apex_jax.config import Config
 from apex_jax.links import connection
 from apex_jax.links.experience_server import ExperienceServer
 from apex_jax.replay.rate_limiter import RateLimiter
@@ -23,8 +20,9 @@ from tests.rigs.links import (
     SPEC,
     TRANSITIONS,
     CountingStream,
+    Ends,
     Peer,
-    free_address,
+    ServerEnd,
     free_limiter,
     replay_of,
     segment_of,
@@ -40,24 +38,18 @@ def limiter_that_lets_in(num_segments: int) -> RateLimiter:
     return RateLimiter(1, 1.0, num_segments * TRANSITIONS - 1)
 
 
-class Server:
-    """The replay server's side, which serves only while a test waits, with the test's clock."""
+class Server(ServerEnd):
+    """The replay server's side, with the test's clock."""
 
-    def __init__(self, address: str, limiter: RateLimiter, config: Config = CONFIG) -> None:
+    def __init__(self, address: str, limiter: RateLimiter) -> None:
+        super().__init__(sockets.serve_experience, address, replay_of(limiter=limiter))
         self.now_seconds = 0.0
-        self.replay = replay_of(limiter=limiter)
-        self.buffer, self.limiter = self.replay.buffer, limiter
-        self._context = zmq.Context()
-        self._socket = sockets.serve_experience(self._context, address)
-        self.service = ExperienceServer(self._socket, config, SPEC, self.replay)
+        self.service = ExperienceServer(self.socket, CONFIG, SPEC, self.replay)
         self.dropped = self.service.dropped
 
     def serve(self) -> None:
         self.service.read(self.now_seconds)
         self.service.store(self.now_seconds)
-
-    def until(self, condition: Callable[[], Any]) -> None:
-        wait_until(condition, self.serve)
 
     def stored(self) -> list[int]:
         """Numbers of the segments, in the order in which they were stored."""
@@ -71,24 +63,13 @@ class Server:
         self.close()
         return self.stored()
 
-    def close(self) -> None:
-        self._socket.close()
-        self._context.term()  # the address is free when this returns
 
+class Link(Ends):
+    """Both ends of an experience link."""
 
-class Link:
-    """Makes both ends, and closes them after the test."""
-
-    def __init__(self) -> None:
-        self.address = free_address()
-        self._servers: list[Server] = []
-        self._context = zmq.Context()
-        self._streams: list[CountingStream] = []
-        self._peers: list[Peer] = []
-
-    def server(self, limiter: RateLimiter | None = None, config: Config = CONFIG) -> Server:
-        self._servers.append(Server(self.address, limiter or free_limiter(), config))
-        return self._servers[-1]
+    def server(self, limiter: RateLimiter | None = None) -> Server:
+        self.servers.append(server := Server(self.address, limiter or free_limiter()))
+        return server
 
     def stream(
         self,
@@ -98,25 +79,16 @@ class Link:
         overflow: str = "wait",
     ) -> CountingStream:
         hello = ActorHello(peer_id, compatibility_key, num_environments=4)
-        self._streams.append(CountingStream(self._context, self.address, SPEC, hello, queue_size, overflow))
-        return self._streams[-1]
+        self.clients.append(stream := CountingStream(self.context, self.address, SPEC, hello, queue_size, overflow))
+        return stream
 
     def peer(self, server: Server, peer_id: int | None = None) -> Peer:
         """A peer that the test controls; it joins if it is given a peer id."""
-        peer = Peer(sockets.connect_experience(self._context, self.address), server.serve)
-        self._peers.append(peer)
+        peer = Peer(sockets.connect_experience(self.context, self.address), server.serve)
+        self.clients.append(peer.socket)
         if peer_id is not None:
             join(peer, peer_id)
         return peer
-
-    def close(self) -> None:
-        for stream in self._streams:
-            stream.close()
-        for peer in self._peers:
-            peer.socket.close()
-        self._context.term()
-        for server in self._servers:
-            server.close()
 
 
 def join(peer: Peer, peer_id: int, num_environments: int = 4) -> ActorWelcome:

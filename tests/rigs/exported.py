@@ -1,12 +1,6 @@
-"""Agents of every kind that can be exported, made without a run; and a process without apex_jax."""
+"""Agents of every kind that can be exported, made without a run."""
 
 from __future__ import annotations
-
-import json
-import subprocess
-import sys
-from pathlib import Path
-from typing import Any
 
 import jax
 import numpy as np
@@ -46,23 +40,6 @@ KINDS: dict[str, tuple[str, EnvironmentSpec, tuple[str, ...]]] = {
     "continuous, normalized": ("walker", EnvironmentSpec(BODY, PARTS, *BOUNDS), NORMALIZED),
     "continuous, plain": ("pendulum", EnvironmentSpec(BODY, None, *BOUNDS), PLAIN),
 }
-OF_OTHERS = """
-import json, sys, warnings
-from pathlib import Path
-import jax.export, numpy as np, onnxruntime
-try:
-    import apex_jax
-    sys.exit("apex_jax is on the path")
-except ModuleNotFoundError:
-    pass
-observations = np.load("observations.npy")
-jax_outputs = jax.export.deserialize(bytearray(Path("policy.stablehlo").read_bytes())).call(observations)
-session = onnxruntime.InferenceSession("policy.onnx")
-names = [output.name for output in session.get_outputs()]
-onnx_outputs = dict(zip(names, session.run(None, {"observation": observations})))
-lists = [{name: np.asarray(each).tolist() for name, each in outputs.items()} for outputs in (jax_outputs, onnx_outputs)]
-print(json.dumps(lists))
-"""
 
 
 def agent_of(kind: str) -> Agent:
@@ -84,26 +61,3 @@ def observations_of(environment_spec: EnvironmentSpec, count: int) -> np.ndarray
     if environment_spec.spec.frame_dtype == "uint8":
         return rng.integers(0, 256, shape, np.uint8)
     return rng.normal(size=shape).astype(np.float32)
-
-
-def outputs_elsewhere(folder: Path, observations: np.ndarray) -> list[dict[str, np.ndarray]]:
-    """Returns what the StableHLO and the ONNX of a folder compute in a process that has no apex_jax."""
-    np.save(folder / "observations.npy", observations)
-    lists = json.loads(run_elsewhere(folder, OF_OTHERS))
-    return [{name: np.array(each) for name, each in outputs.items()} for outputs in lists]
-
-
-def run_elsewhere(folder: Path, program: str) -> Any:
-    """Runs a program in a folder, isolated (-I: nothing of this checkout on its path); returns its output."""
-    environment = {"JAX_PLATFORMS": "cpu"}
-    done = subprocess.run(
-        [sys.executable, "-I", "-c", program],
-        cwd=folder,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,30 +13,29 @@ import pytest
 
 from apex_jax.config import Config
 from apex_jax.replay import experience_log
-from apex_jax.replay.buffer import ReplayBuffer
-from apex_jax.replay.journal import Journal
-from apex_jax.replay.rate_limiter import RateLimiter
-from apex_jax.replay.snapshots import pack_head
+from apex_jax.replay.replay import Replay
+from apex_jax.replay.snapshots import FileHeader, pack_head
 from apex_jax.segment_codec import decode_frames, encode_record
-from tests.rigs.links import CONFIG, SPEC, TRANSITIONS, buffer_of, segment_of
+from tests.rigs.links import CONFIG, SPEC, TRANSITIONS, segment_of
 
 RUN = 77  # peer id of the actor from whom the segments are
+HEAD_BYTES = len(pack_head(experience_log.MAGIC, FileHeader(CONFIG.compatibility_key, SPEC).facts))  # of a log file
 
 
 def config_of(directory: Path, **replay: Any) -> Config:
-    return CONFIG.replace(run_directory=str(directory), replay=replace(CONFIG.replay, **replay))
+    settings = {"min_size_to_sample": 1, "error_buffer": 1000.0} | replay
+    return CONFIG.replace(run_directory=str(directory), replay=replace(CONFIG.replay, **settings))
 
 
-class World:
+class World(Replay):
     """A replay of `capacity` segments that continues from its directory."""
 
     def __init__(self, directory: Path, capacity: int = 4, config: Config | None = None) -> None:
-        self.config = config or config_of(directory)
-        self.buffer: ReplayBuffer = buffer_of(capacity)
-        self.limiter = RateLimiter(1, 0.0, 0.0)
-        self.journal = Journal(self.config, SPEC, capacity)
+        config = config or config_of(directory)
+        settings = replace(config.replay, capacity_transitions=capacity * TRANSITIONS)
+        super().__init__(config.replace(replay=settings), SPEC, np.random.default_rng(0))
         try:
-            self.counters = self.journal.restore(self.buffer, self.limiter, 0.0)
+            self.restore(0.0)
         except BaseException:
             self.journal.close()
             raise
@@ -44,16 +44,12 @@ class World:
         """Stores segments as a server does."""
         for number in numbers:
             segment = segment_of(number)
-            record = encode_record(segment, SPEC, RUN, number, 10 * number)
-            self.buffer.insert(record.body, segment.columns, now_seconds)
-            self.limiter.insert(TRANSITIONS)
-            self.counters.ledger.store(RUN, number, record.produced, TRANSITIONS)
-            self.journal.on_segment(self.buffer.inserted_segments, record)
+            self.insert(encode_record(segment, SPEC, RUN, number, 10 * number), segment.columns, now_seconds)
         self.journal.flush(now_seconds)
 
-    def save(self, now_seconds: float = 0.0) -> None:
+    def save(self) -> None:
         """Writes a snapshot, and waits for it."""
-        self.journal.finish(self.buffer, self.limiter, self.counters, now_seconds)
+        self.finish(0.0)
 
     def kill(self) -> None:
         """Disappears without a message, as after SIGKILL."""
@@ -61,8 +57,8 @@ class World:
 
     def stop(self) -> None:
         """Leaves with a goodbye."""
-        self.journal.finish(self.buffer, self.limiter, self.counters, 0.0)
-        self.journal.close()
+        self.save()
+        self.kill()
 
     def numbers(self) -> list[int]:
         """Of the live segments, oldest first."""
@@ -71,10 +67,9 @@ class World:
 
     def leaves(self) -> dict[int, list[float]]:
         """Leaves of each live segment, by its number."""
-        run = self.buffer.segments_since(0, 10**6)
+        slots = self.buffer.segments_since(0, 10**6).ring_slots
         leaves = self.buffer.tree.leaves.reshape(-1, SPEC.slots)
-        numbers = (int(decode_frames(body, SPEC)[0, 0]) for body in run.bodies)
-        return {number: leaves[slot].tolist() for number, slot in zip(numbers, run.ring_slots, strict=True)}
+        return {number: leaves[slot].tolist() for number, slot in zip(self.numbers(), slots, strict=True)}
 
     def learn(self, number: int, priority: float) -> None:
         """Sets a new priority for the transitions of a live segment."""
@@ -83,12 +78,19 @@ class World:
         frames = np.flatnonzero(segment_of(number).columns["priority"])
         indices = run.ring_slots[place] * SPEC.slots + frames
         generations = np.repeat(run.generations[place : place + 1], len(frames))
-        result = self.buffer.update_priorities(indices, generations, np.full(len(frames), priority, np.float32))
+        result = self.update_priorities(indices, generations, np.full(len(frames), priority, np.float32))
         assert result.applied == len(frames)
 
 
+def wait_for_snapshots() -> None:
+    """Returns once no snapshot is being written."""
+    for thread in threading.enumerate():
+        if thread.name == "replay snapshot":
+            thread.join()
+
+
 def first_leaves(number: int) -> list[float]:
-    """Initial priorities of a segment, raised to the exponent of `buffer_of`."""
+    """Initial priorities of a segment, raised to the exponent."""
     priority = segment_of(number).columns["priority"].astype(np.float64)
     return np.where(priority > 0, priority**0.6, 0.0).tolist()
 
@@ -109,7 +111,3 @@ def flip(path: Path, offset: int) -> None:
     data = bytearray(path.read_bytes())
     data[offset] ^= 0xFF
     path.write_bytes(data)
-
-
-def head_bytes(world: World) -> int:
-    return len(pack_head(experience_log.MAGIC, world.journal.log._header.facts))

@@ -16,7 +16,6 @@ from apex_jax.config import ActorConfig, Config, LearnerConfig
 from apex_jax.links.experience_client import ExperienceClient
 from apex_jax.links.experience_server import ExperienceServer
 from apex_jax.links.outbox import transitions_of
-from apex_jax.replay.buffer import ReplayBuffer
 from apex_jax.replay.rate_limiter import RateLimiter
 from apex_jax.replay.replay import Replay
 from apex_jax.transport import sockets, wire
@@ -65,10 +64,6 @@ def highest(kind: type, field: str) -> Any:
     mark = get_type_hints(kind, include_extras=True)[field].__metadata__[0]
     assert isinstance(mark, Integer | Real)
     return mark.high
-
-
-def buffer_of(num_segments: int = 64) -> ReplayBuffer:
-    return ReplayBuffer(SPEC, num_segments * TRANSITIONS, 0.6, np.random.default_rng(0))
 
 
 def replay_of(num_segments: int = 64, limiter: RateLimiter | None = None) -> Replay:
@@ -146,3 +141,39 @@ class Peer:
             if self.socket.poll(10):
                 return False
         return True
+
+
+class Ends:
+    """Makes both ends of a link at an address of its own, and closes them after the test."""
+
+    def __init__(self) -> None:
+        self.address = free_address()
+        self.context = zmq.Context()
+        self.clients: list[Any] = []  # of this context: streams and sockets
+        self.servers: list[Any] = []
+
+    def close(self) -> None:
+        for client in self.clients:
+            client.close(linger=0) if isinstance(client, zmq.Socket) else client.close()
+        self.context.term()  # which waits for ever if an end is still open
+        for server in self.servers:
+            server.close()
+
+
+class ServerEnd:
+    """The replay server's end of a link, which serves only while a test waits."""
+
+    def __init__(self, serve: Callable[[zmq.Context, str], zmq.Socket], address: str, replay: Replay) -> None:
+        self.replay, self.buffer, self.limiter = replay, replay.buffer, replay.limiter
+        self._context = zmq.Context()
+        self.socket = serve(self._context, address)
+
+    def serve(self) -> None:
+        raise NotImplementedError
+
+    def until(self, condition: Callable[[], Any]) -> None:
+        wait_until(condition, self.serve)
+
+    def close(self) -> None:
+        self.socket.close()
+        self._context.term()  # the address is free when this returns

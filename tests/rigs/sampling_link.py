@@ -30,8 +30,9 @@ from tests.rigs.links import (
     CONFIG,
     SPEC,
     TRANSITIONS,
+    Ends,
     Peer,
-    free_address,
+    ServerEnd,
     free_limiter,
     replay_of,
     segment_of,
@@ -112,17 +113,14 @@ class AskingClient(SamplingClient):
             self._ask_for(1, item.epoch)
 
 
-class Server:
-    """The replay server's side, which serves only while a test waits."""
+class Server(ServerEnd):
+    """The replay server's side."""
 
     def __init__(self, address: str, limiter: RateLimiter, capacity: int = CAPACITY, index: int = 0) -> None:
+        super().__init__(sockets.serve_sampling, address, replay_of(capacity, limiter))
         self.inserted = 0
-        self.replay = replay_of(capacity, limiter)
-        self.buffer, self.limiter = self.replay.buffer, limiter
-        self._context = zmq.Context()
-        self._socket = sockets.serve_sampling(self._context, address)
         config = CONFIG.replace(replay=replace(CONFIG.replay, index=index))
-        self.service = SamplingServer(self._socket, config, self.replay, peer_id=9)
+        self.service = SamplingServer(self.socket, config, self.replay, peer_id=9)
         self.dropped = self.service.dropped
 
     def insert(self, count: int = 1) -> None:
@@ -135,13 +133,6 @@ class Server:
     def serve(self) -> None:
         self.service.read(now_seconds=0.0)
         self.service.stream(now_seconds=1.0)
-
-    def until(self, condition: Callable[[], Any]) -> None:
-        wait_until(condition, self.serve)
-
-    def close(self) -> None:
-        self._socket.close()
-        self._context.term()  # the address is free when this returns
 
 
 class Learner:
@@ -169,29 +160,22 @@ class Learner:
         return item
 
 
-class Link:
-    """Makes both ends, and closes them after the test."""
-
-    def __init__(self) -> None:
-        self.address = free_address()
-        self._servers: list[Server] = []
-        self._streams: list[AskingClient] = []
-        self._peers: list[Peer] = []
-        self._context = zmq.Context()
+class Link(Ends):
+    """Both ends of a sampling link."""
 
     def server(self, limiter: RateLimiter | None = None, capacity: int = CAPACITY) -> Server:
-        self._servers.append(Server(self.address, limiter or free_limiter(), capacity))
-        return self._servers[-1]
+        self.servers.append(server := Server(self.address, limiter or free_limiter(), capacity))
+        return server
 
     def stream(self, hello: LearnerHello | None = None, groups: int = 2) -> AskingClient:
-        hello = hello or hello_of()
-        self._streams.append(AskingClient(self._context, self.address, SPEC, hello, CAPACITY, groups=groups))
-        return self._streams[-1]
+        stream = AskingClient(self.context, self.address, SPEC, hello or hello_of(), CAPACITY, groups=groups)
+        self.clients.append(stream)
+        return stream
 
     def peer(self, server: Server, hello: LearnerHello | None = None) -> Peer:
         """A peer that the test controls; it joins if it is given a hello."""
-        peer = Peer(sockets.connect_sampling(self._context, self.address), server.serve)
-        self._peers.append(peer)
+        peer = Peer(sockets.connect_sampling(self.context, self.address), server.serve)
+        self.clients.append(peer.socket)
         if hello is not None:
             peer.send(hello)
             assert peer.receive(LearnerWelcome) == LearnerWelcome(9, server.buffer.capacity_segments)
@@ -200,15 +184,6 @@ class Link:
     def router(self) -> FalseServer:
         return FalseServer(zmq.Context(), self.address)
 
-    def close(self) -> None:
-        for stream in self._streams:
-            stream.close()
-        for peer in self._peers:
-            peer.socket.close()
-        self._context.term()
-        for server in self._servers:
-            server.close()
-
 
 class FalseServer:
     """A server that the test controls and that breaks the protocol."""
@@ -216,23 +191,23 @@ class FalseServer:
     def __init__(self, context: zmq.Context, address: str) -> None:
         self._context = context
         self._socket = sockets.serve_sampling(context, address)
-        self._identity = b""
+        self.identity = b""
         self.received: list[Any] = []
 
     def read(self) -> None:
         received = sockets.receive_from(self._socket, wire.MESSAGES, Counter())
         if received is not None:
-            self._identity, message = received
+            self.identity, message = received
             self.received.append(message)
 
     def until_received(self, predicate: Callable[[Any], bool]) -> None:
         wait_until(lambda: any(map(predicate, self.received)), self.read)
 
     def send(self, message: Any) -> None:
-        wait_until(lambda: sockets.send(self._socket, message, self._identity))  # the peer may be slow to make room
+        wait_until(lambda: sockets.send(self._socket, message, self.identity))  # the peer may be slow to make room
 
     def send_frame(self, frame: bytes) -> None:
-        self._socket.send_multipart([self._identity, frame])
+        self._socket.send_multipart([self.identity, frame])
 
     def welcome(self) -> None:
         self.until_received(lambda message: isinstance(message, LearnerHello))

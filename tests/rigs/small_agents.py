@@ -54,8 +54,8 @@ def dpg_config(**changes: Any) -> Config:
     return config(**DPG | changes)
 
 
-def random_store(rng: np.random.Generator, spec: SegmentSpec = VECTORS) -> FrameStore:
-    shape, is_continuous = (CAPACITY, spec.slots), spec.action.dtype == "float32"
+def random_store(seed: int, spec: SegmentSpec = VECTORS) -> FrameStore:
+    rng, shape, is_continuous = np.random.default_rng(seed), (CAPACITY, spec.slots), spec.action.dtype == "float32"
     mean, deviation = ([0.3, -1, 0, 2, 0], [1, 2, 0.5, 1, 1]) if is_continuous else (0, 1)  # DPG may normalize them
     if is_continuous:
         action = jnp.asarray(rng.uniform(-1, 1, (*shape, *spec.action.shape)), jnp.float32)
@@ -72,7 +72,9 @@ def random_store(rng: np.random.Generator, spec: SegmentSpec = VECTORS) -> Frame
     )
 
 
-def random_batches(rng: np.random.Generator, count: int) -> tuple[np.ndarray, np.ndarray]:
+def random_batches(seed: int, count: int) -> tuple[np.ndarray, np.ndarray]:
+    """Returns indices int32[count, BATCH] and weights float32[count, BATCH]."""
+    rng = np.random.default_rng(seed)
     segment = rng.integers(0, CAPACITY, (count, BATCH))
     slot = rng.integers(VECTORS.frame_stack - 1, VECTORS.slots - VECTORS.n_step, (count, BATCH))
     return (segment * VECTORS.slots + slot).astype(np.int32), rng.random((count, BATCH), np.float32)

@@ -18,7 +18,7 @@ from apex_jax.run.identity import RunIdentity
 from apex_jax.transport import sockets, wire
 from apex_jax.transport.messages import WEIGHTS_PIECE_BYTES, WeightsHello, WeightsOffer, WeightsPiece, WeightsRequest
 from apex_jax.transport.params_codec import architecture_of, encode_weights
-from tests.rigs.links import CONFIG, Peer, free_address, wait_until
+from tests.rigs.links import CONFIG, Ends, Peer, wait_until
 
 COMPATIBILITY_KEY = CONFIG.compatibility_key
 PARAMS = {
@@ -85,13 +85,8 @@ class FalseLearner:
         self.send(piece_of(version, seed, learner_peer_id=peer_id, **changes))
 
 
-class Link:
-    """Makes both ends, and closes them after the test."""
-
-    def __init__(self) -> None:
-        self.address = free_address()
-        self._context = zmq.Context()
-        self._ends: list[Any] = []
+class Link(Ends):
+    """Both ends of a weights link."""
 
     def server(
         self,
@@ -103,25 +98,25 @@ class Link:
     ) -> WeightsServer:
         architecture = architecture_of(params)
         key = COMPATIBILITY_KEY
-        server = WeightsServer(self._context, self.address, peer_id, first_version, key, architecture, run, servers)
-        self._ends.append(server)
+        server = WeightsServer(self.context, self.address, peer_id, first_version, key, architecture, run, servers)
+        self.clients.append(server)
         return server
 
     def client(self, like_params: Any = PARAMS, run: RunIdentity | None = None, **options: Any) -> WeightsClient:
         options = {"compatibility_key": COMPATIBILITY_KEY, "run": run} | options
-        client = WeightsClient(self._context, self.address, like_params, **options)
-        self._ends.append(client)
+        client = WeightsClient(self.context, self.address, like_params, **options)
+        self.clients.append(client)
         return client
 
     def false_learner(self) -> FalseLearner:
-        learner = FalseLearner(sockets.serve_weights(self._context, self.address))
-        self._ends.append(learner)
+        learner = FalseLearner(sockets.serve_weights(self.context, self.address))
+        self.clients.append(learner)
         return learner
 
     def peer(self) -> Peer:
         """A client that the test controls."""
-        peer = Peer(sockets.connect_weights(self._context, self.address), lambda: None)
-        self._ends.append(peer.socket)
+        peer = Peer(sockets.connect_weights(self.context, self.address), lambda: None)
+        self.clients.append(peer.socket)
         return peer
 
     def joined_peer(self, architecture: str = ARCHITECTURE) -> Peer:
@@ -130,10 +125,10 @@ class Link:
         peer.receive(WeightsOffer)
         return peer
 
-    def restarted_server(self, server: WeightsServer, first_version: int = 0, servers: int = 1) -> WeightsServer:
+    def restarted_server(self, server: WeightsServer, servers: int = 1) -> WeightsServer:
         server.close()
-        self._ends.remove(server)
-        return self.when_free(lambda: self.server(first_version, peer_id=PEER_ID + 1, servers=servers))
+        self.clients.remove(server)
+        return self.when_free(lambda: self.server(peer_id=PEER_ID + 1, servers=servers))
 
     def when_free(self, make: Callable[[], WeightsServer]) -> WeightsServer:
         made: list[WeightsServer] = []
@@ -147,11 +142,6 @@ class Link:
 
         wait_until(is_made)
         return made[0]
-
-    def close(self) -> None:
-        for end in self._ends:
-            end.close()
-        self._context.term()  # which waits for ever if an end is still open
 
 
 def newest(client: WeightsClient, updates: int) -> Weights:

@@ -1,19 +1,25 @@
-"""An algorithm or network of the user's is checked before anything starts, and refused with its file and line."""
+"""An algorithm is chosen by name or by the actions; one of a user, or a network, is checked before anything starts."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from apex_jax.agent.check import check_user_code
+from apex_jax.agent.registry import ALGORITHMS, Entry, make_algorithm, resolved
 from apex_jax.config import Config
 from apex_jax.config.load import load
 from apex_jax.environments.environment import segment_spec
 from apex_jax.host.errors import UsageError
 from apex_jax.run.metrics import is_tag
+from apex_jax.types import ActionSpec
+from tests.rigs.agents import CONTINUOUS
+from tests.rigs.links import SPEC
 
 Checked = Callable[..., None]
 
@@ -61,23 +67,17 @@ def checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Checked:
     return check
 
 
-@pytest.mark.parametrize(("result", "message"), [
-    ("nn.Dense(7)(x.reshape(len(x), -1))", r"greedy returned q-values float32\[3,7\], must be .*mine.py, line 3\)"),
-    ("self.missing", r"AttributeError: .*missing.*mine.py, line 9\)"),
-    ("x.reshape(-1, 5)", r"TypeError: .*mine.py, line 9\)"),
+@pytest.mark.parametrize(("name", "result", "message"), [
+    ("Network", "nn.Dense(7)(x.reshape(len(x), -1))", r"greedy returned q-values float32\[3,7\], .*line 3\)"),
+    ("Network", "self.missing", r"AttributeError: .*missing.*mine.py, line 9\)"),
+    ("Network", "x.reshape(-1, 5)", r"TypeError: .*mine.py, line 9\)"),
+    ("Narrow", RIGHT, r"TypeError: .*arguments.*mine.py, line 10\)"),  # not made with the arguments of a q-network
 ])  # fmt: skip
-def test_network_of_wrong_shape_is_refused(checked: Checked, result: str, message: str) -> None:
-    with pytest.raises(UsageError, match=rf"^network.name=mine:Network: {message}$"):
-        checked(NETWORK.format(result=result), "network.name=mine:Network")
-
-
-def test_network_with_the_right_shapes_is_accepted(checked: Checked) -> None:
-    checked(NETWORK.format(result=RIGHT), "network.name=mine:Network")
-
-
-def test_network_that_cannot_be_made_with_the_arguments_of_q_network_is_refused(checked: Checked) -> None:
-    with pytest.raises(UsageError, match=r"^network.name=mine:Narrow: TypeError: .*arguments.*mine.py, line 10\)$"):
-        checked(NETWORK.format(result=RIGHT), "network.name=mine:Narrow")
+def test_network_that_cannot_be_made_or_has_wrong_shapes_is_refused(
+    checked: Checked, name: str, result: str, message: str
+) -> None:
+    with pytest.raises(UsageError, match=rf"^network.name=mine:{name}: {message}$"):
+        checked(NETWORK.format(result=result), f"network.name=mine:{name}")
 
 
 @pytest.mark.parametrize(("result", "message"), [
@@ -135,3 +135,39 @@ def test_dpg_takes_two_networks() -> None:
 def test_examples_pass(settings: tuple[str, ...]) -> None:
     config = config_of(*settings)
     check_user_code(config, segment_spec(config))
+
+
+# Its choice -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("name", "action", "allowed"), [
+    ("ppo", SPEC.action, "auto, dqn"), ("ppo", CONTINUOUS, "auto, dpg"), ("dpg", SPEC.action, "auto, dqn"),
+    ("dqn", CONTINUOUS, "auto, dpg"),
+])  # fmt: skip
+def test_algorithm_without_the_actions_of_the_task_is_refused_with_the_right_ones(
+    name: str, action: ActionSpec, allowed: str
+) -> None:
+    config = Config()
+    config = config.replace(algorithm=replace(config.algorithm, name=name))
+    with pytest.raises(UsageError, match=rf"^algorithm\.name={name}: .*Pong-v5.* {allowed}, MODULE:FUNCTION$"):
+        make_algorithm(config, SPEC._replace(action=action))
+
+
+@pytest.mark.parametrize("name", ["auto", "dpg"])
+@pytest.mark.parametrize(("setting", "value"), [("munchausen", True), ("value_rescaling", True), ("quantiles", 8)])
+def test_option_of_dqn_is_refused_with_dpg(name: str, setting: str, value: Any) -> None:
+    config = Config()
+    config = config.replace(algorithm=replace(config.algorithm, name=name, **{setting: value}))
+    with pytest.raises(UsageError, match=rf"^algorithm\.{setting}=\w+: "):
+        make_algorithm(config, SPEC._replace(action=CONTINUOUS))
+
+
+def test_auto_is_the_algorithm_for_the_actions_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    def named(name: str) -> Callable[..., Any]:
+        return lambda *_: name
+
+    monkeypatch.setitem(ALGORITHMS, "dqn", Entry(named("dqn"), "int32"))
+    monkeypatch.setitem(ALGORITHMS, "dpg", Entry(named("dpg"), "float32"))
+    chosen: list[Any] = [make_algorithm(Config(), SPEC._replace(action=action)) for action in (SPEC.action, CONTINUOUS)]
+    assert chosen == ["dqn", "dpg"]
+    assert resolved(Config(), SPEC).algorithm.name == "dqn"

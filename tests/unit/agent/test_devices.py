@@ -16,8 +16,8 @@ from apex_jax.agent.devices import DeviceStores, replicated
 from apex_jax.agent.dpg import make_dpg
 from apex_jax.agent.dqn import make_dqn
 from apex_jax.agent.frame_store import store_bytes
-from apex_jax.types import SegmentSpec, zero_columns
-from tests.rigs.small_agents import CONTINUOUS_VECTORS, DPG_ALL, VECTORS, config, dpg_config
+from apex_jax.types import SegmentSpec
+from tests.rigs.small_agents import CONTINUOUS_VECTORS, DPG_ALL, VECTORS, config, dpg_config, random_store
 from tests.rigs.virtual_devices import on_virtual_devices
 
 SEGMENTS, BATCH, CALLS, PER_CALL = 8, 16, 3, 2
@@ -29,22 +29,6 @@ PARTS: dict[str, dict[str, Any]] = {  # with all that computes something over a 
     "dqn": {"max_gradient_norm": 0.02, "quantiles": 4, "munchausen": True},
     "dpg": DPG_ALL,
 }
-
-
-def segments(spec: SegmentSpec) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-    """Returns random frames [SEGMENTS, L, *O] and columns [SEGMENTS, L, ...]."""
-    rng = np.random.default_rng(5)
-    frames = rng.normal(size=(SEGMENTS, spec.slots, *spec.frame_shape)).astype(np.float32)
-    columns = {name: np.stack([column] * SEGMENTS) for name, column in zero_columns(spec).items()}
-    shape = (SEGMENTS, spec.slots)
-    columns["n_step_return"] = rng.normal(size=shape).astype(np.float32)
-    columns["discount"] = np.full(shape, 0.97, np.float32)
-    columns["bootstrap_offset"] = rng.integers(1, 4, shape).astype(np.uint8)
-    if spec.action.dtype == "int32":
-        columns["action"] = rng.integers(0, spec.action.num_actions, shape).astype(np.int32)
-    else:
-        columns["action"] = rng.uniform(-1, 1, (*shape, *spec.action.shape)).astype(np.float32)
-    return frames, columns
 
 
 def batches(spec: SegmentSpec, devices: int) -> tuple[np.ndarray, np.ndarray]:
@@ -63,11 +47,11 @@ def learned(agent: str, devices: int, drawn: tuple[np.ndarray, np.ndarray]) -> t
     algorithm = make(config_of(**PARTS[agent], devices=devices), spec)
     state = replicated(algorithm.init(jax.random.key(1)), devices)
     stores = DeviceStores(spec, SEGMENTS, devices)
-    frames, columns = segments(spec)
+    store = jax.tree.map(np.asarray, random_store(5, spec))
     part = SEGMENTS // devices
     for first in range(0, SEGMENTS, part):
         slots = np.arange(first, first + part, dtype=np.int32)
-        stores.insert(slots, frames[slots], {name: column[slots] for name, column in columns.items()})
+        stores.insert(slots, store.frames[slots], {name: column[slots] for name, column in store.columns.items()})
     outputs = []
     for indices, weights in zip(*drawn, strict=True):
         before = jax.tree.leaves(state)
@@ -86,13 +70,10 @@ def distance(ours: Any, expected: Any) -> float:
     return difference and difference / float(np.linalg.norm(y))
 
 
-@pytest.mark.parametrize(
-    ("agent", "devices"),
-    [
-        ("dqn", "4"),
-        *(pytest.param(*more, marks=pytest.mark.long) for more in (("dqn", "2"), ("dpg", "2"), ("dpg", "4"))),
-    ],
-)
+@pytest.mark.parametrize(("agent", "devices"), [
+    ("dqn", "4"),
+    *(pytest.param(*more, marks=pytest.mark.long) for more in (("dqn", "2"), ("dpg", "2"), ("dpg", "4"))),
+])  # fmt: skip
 @on_virtual_devices(4)
 def test_several_devices_learn_what_one_learns_from_the_same_batches(agent: str, devices: str) -> None:
     drawn = batches(AGENTS[agent][2], int(devices))
@@ -105,11 +86,15 @@ def test_several_devices_learn_what_one_learns_from_the_same_batches(agent: str,
 
 
 @on_virtual_devices(4)
-def test_only_sums_of_gradients_and_metrics_cross_devices() -> None:
+def test_parts_must_fit_their_devices_and_only_sums_of_gradients_and_metrics_cross_them() -> None:
     spec = VECTORS._replace(frame_shape=(6, 6), frame_dtype="uint8")
+    needed = store_bytes(spec, SEGMENTS // 4)
+    with pytest.raises(ValueError, match=r"lower replay\.capacity_transitions"):
+        DeviceStores(spec, SEGMENTS, 4, needed - 1)
     algorithm = make_dqn(config(devices=4), spec)
     state = replicated(algorithm.init(jax.random.key(1)), 4)
-    arguments = state, DeviceStores(spec, SEGMENTS, 4).whole, *(each[0] for each in batches(spec, 4)), 1.0
+    store = DeviceStores(spec, SEGMENTS, 4, needed).whole
+    arguments = state, store, *(each[0] for each in batches(spec, 4)), 1.0
     program = jax.jit(algorithm.update).lower(*arguments).compile().as_text() or ""
     collectives = re.findall(r"= (\(.*?\)|\S+) (all-\w+|collective-\w+|reduce-scatter)(?:-start)?\(", program)
     assert {name for _, name in collectives} == {"all-reduce"}
@@ -118,15 +103,6 @@ def test_only_sums_of_gradients_and_metrics_cross_devices() -> None:
     summed = sum(math.prod(int(size) for size in sizes.split(",") if size) for _, sizes in arrays)
     params = sum(leaf.size for leaf in jax.tree.leaves(state.online_params))
     assert PER_CALL * params <= summed <= PER_CALL * (params + 8), "and some metrics"
-
-
-@on_virtual_devices(2)
-def test_a_part_that_does_not_fit_its_device_is_refused() -> None:
-    spec = VECTORS
-    needed = store_bytes(spec, 4)
-    DeviceStores(spec, 8, 2, needed)
-    with pytest.raises(ValueError, match=r"lower replay\.capacity_transitions"):
-        DeviceStores(spec, 8, 2, needed - 1)
 
 
 def test_one_device_compiles_the_update_alone() -> None:

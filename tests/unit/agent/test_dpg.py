@@ -31,14 +31,6 @@ from tests.rigs.small_agents import (
 )
 
 
-def store_of(seed: int) -> Any:
-    return random_store(np.random.default_rng(seed), CONTINUOUS_VECTORS)
-
-
-def batches(seed: int, count: int) -> tuple[np.ndarray, np.ndarray]:
-    return random_batches(np.random.default_rng(seed), count)
-
-
 @pytest.fixture(scope="module")
 def dpg() -> Algorithm:
     """The algorithm with everything that it can do."""
@@ -48,7 +40,7 @@ def dpg() -> Algorithm:
 @pytest.fixture(scope="module")
 def learned(dpg: Algorithm) -> DPGState:
     """A state after some updates, in which nothing is as it was at the start."""
-    return dpg.update(dpg.init(jax.random.key(0)), store_of(1), *batches(2, 4), 1.0)[0]
+    return dpg.update(dpg.init(jax.random.key(0)), random_store(1, CONTINUOUS_VECTORS), *random_batches(2, 4), 1.0)[0]
 
 
 def twin_of(state: DPGState, config: Config) -> Learner:
@@ -63,9 +55,9 @@ def assert_params_equal(ours: Arrays, twin: Arrays) -> None:
 
 @pytest.mark.parametrize("changes", [
     pytest.param({}, id="paper"),
-    pytest.param({"action_gradient_clip": 0.0}, id="action_gradient_not_clipped"),
-    pytest.param({"optimizer": "rmsprop"}, id="rmsprop"),
-    pytest.param({"policy_units": (6,), "critic_units": (7,)}, id="one_layer"),  # which is where the action joins
+    pytest.param(  # one layer, which is where the action joins
+        {"action_gradient_clip": 0.0, "optimizer": "rmsprop", "policy_units": (6,), "critic_units": (7,)}, id="others"
+    ),
     pytest.param(DPG_BLOCKS, id="blocks", marks=pytest.mark.long),
     pytest.param({"normalize_observations": True}, id="normalized", marks=pytest.mark.long),
     pytest.param({"twin_critics": True}, id="twin_critics", marks=pytest.mark.long),
@@ -74,12 +66,12 @@ def assert_params_equal(ours: Arrays, twin: Arrays) -> None:
     pytest.param(DPG_ALL, id="all"),
 ])  # fmt: skip
 def test_updates_equal_their_numpy_twin(changes: dict[str, Any]) -> None:
-    settings, store = dpg_config(**changes), store_of(3)
+    settings, store = dpg_config(**changes), random_store(3, CONTINUOUS_VECTORS)
     dpg = make_dpg(settings, CONTINUOUS_VECTORS)
     state = dpg.init(jax.random.key(0))
     twin = twin_of(state, settings)
     for updates in range(1, 8):  # the target networks are copied after updates 3 and 6
-        indices, weights = batches(updates, 1)
+        indices, weights = random_batches(updates, 1)
         share = 1 - updates / 10  # of the learning rate
         state, output = dpg.update(state, store, indices, weights, share)
         priorities, metrics = twin.update(batch_of(store, indices[0], weights[0]), share)
@@ -112,7 +104,8 @@ def test_acting_params_are_policy_critics_and_observation_moments_and_travel_bit
 
 def test_without_noise_the_policy_acts_and_values_are_those_of_the_twin(dpg: Algorithm, learned: DPGState) -> None:
     twin, observation = twin_of(learned, dpg_config(**DPG_ALL)), observations(50, 10)
-    twin.seen = [batch_of(store_of(1), *batch).observation_t for batch in zip(*batches(2, 4), strict=True)]
+    store = random_store(1, CONTINUOUS_VECTORS)
+    twin.seen = [batch_of(store, *batch).observation_t for batch in zip(*random_batches(2, 4), strict=True)]
     flat, noise = observation.reshape(50, -1), np.where(np.arange(50) < 25, 0, 0.5).astype(np.float32)
     action, value, bootstrap_value = dpg.act(dpg.acting_params(learned), observation, noise, jax.random.key(0), 0)
     best = twin.act(flat)

@@ -1,7 +1,8 @@
-"""Ape-X DQN: whole updates against a NumPy twin, and how it explores."""
+"""Ape-X DQN with and without its options: whole updates and each equation against NumPy twins, and how it acts."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -9,11 +10,76 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from apex_jax.agent import losses, munchausen
+from apex_jax.agent.algorithm import Algorithm
 from apex_jax.agent.dqn import make_dqn
+from apex_jax.agent.value_rescaling import rescaled, unscaled
 from apex_jax.config import Config, NetworkConfig
 from tests.rigs import reference, reference_dqn
 from tests.rigs.agents import twin_params
-from tests.rigs.small_agents import VECTORS, batch_of, config, random_batches, random_store
+from tests.rigs.small_agents import BATCH, VECTORS, batch_of, config, random_batches, random_store
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "none": {},
+    "munchausen": {"munchausen": True},
+    "value_rescaling": {"value_rescaling": True},
+    "layer_norm": {"layer_norm": True},
+    "quantiles": {"quantiles": 5},
+    "quantiles in one stream": {"quantiles": 5, "dueling": False},
+    "all but quantiles": {"munchausen": True, "value_rescaling": True, "layer_norm": True},
+    "all": {"munchausen": True, "value_rescaling": True, "layer_norm": True, "quantiles": 5},
+}
+QUICK = ("none", "all but quantiles", "all")
+
+
+def marked(name: str) -> Any:
+    return pytest.param(OPTIONS[name], id=name, marks=() if name in QUICK else pytest.mark.long)
+
+
+def random_params(dqn: Algorithm) -> Any:
+    rng, like = np.random.default_rng(5), jax.eval_shape(dqn.init, jax.random.key(0)).online_params
+    return jax.tree.map(lambda x: rng.normal(size=x.shape).astype(np.float32), like)
+
+
+every_option = pytest.mark.parametrize("options", [marked(name) for name in OPTIONS])
+
+
+# "all" has rescaled quantiles: the mean of their h is not h of their mean, which is all that an actor has.
+@pytest.mark.parametrize("options", [marked(name) for name in OPTIONS if name != "all"])
+def test_initial_priority_of_an_actor_is_that_of_a_learner_with_the_same_parameters(options: dict[str, Any]) -> None:
+    settings = config(**options)
+    dqn, store, (indices, weights) = make_dqn(settings, VECTORS), random_store(7), random_batches(8, 1)
+    state = dqn.init(jax.random.key(0))
+    params, batch = jax.tree.map(jnp.copy, state.online_params), batch_of(store, indices[0], weights[0])
+    at_t, at_tpk = (
+        dqn.act(params, x.reshape(BATCH, 2, 5), np.ones(BATCH, np.float32), jax.random.key(1), 0)
+        for x in (batch.observation_t, batch.observation_tpk)
+    )
+    values = np.asarray(at_t.value), np.asarray(at_tpk.bootstrap_value)
+    is_rescaled = settings.algorithm.value_rescaling
+    ours = losses.initial_priority(batch.n_step_return, batch.discount, *values, value_rescaling=is_rescaled)
+    action = np.zeros(store.columns["action"].size, np.int32)
+    action[indices[0]] = at_t.action
+    for start in indices[0]:
+        same = np.flatnonzero(indices[0] == start)
+        ours[same] = ours[same[-1]]  # drawn twice: the store has the last action
+    store.columns["action"] = jnp.asarray(action.reshape(store.columns["action"].shape))
+    _, output = dqn.update(state, store, indices, weights, 1.0)
+    np.testing.assert_allclose(output.priorities[0], ours, rtol=1e-4, atol=1e-5)
+
+
+@every_option
+def test_greedy_acting_takes_the_largest_of_the_exported_values_and_returns_it(options: dict[str, Any]) -> None:
+    dqn = make_dqn(config(**options), VECTORS)
+    assert dqn.greedy is not None
+    params = random_params(dqn)
+    observation = jnp.asarray(np.random.default_rng(8).normal(size=(200, 2, 5)), jnp.float32)
+    acted = dqn.act(params, observation, jnp.zeros(200), jax.random.key(1), 0)
+    exported = jax.jit(dqn.greedy)(params, observation)
+    assert exported["q_values"].shape == (200, 3)
+    np.testing.assert_array_equal(exported["action"], acted.action)
+    np.testing.assert_array_equal(exported["q_values"].argmax(axis=1), acted.action)
+    np.testing.assert_allclose(exported["q_values"].max(axis=1), acted.value, rtol=1e-5, atol=1e-6)
 
 
 def assert_params_equal(params: Any, twin: reference.Arrays) -> None:
@@ -25,20 +91,18 @@ def assert_params_equal(params: Any, twin: reference.Arrays) -> None:
 
 @pytest.mark.parametrize("config", [
     pytest.param(config(), id="paper"),
-    pytest.param(config(double_q=False, loss="huber"), id="single_q_huber"),
-    pytest.param(config(max_gradient_norm=0.05), id="clipped"),  # every gradient here is larger
+    pytest.param(config(double_q=False, loss="huber", max_gradient_norm=0.05), id="single_q_huber_clipped"),  # always
     pytest.param(config(quantiles=4, munchausen=True, value_rescaling=True), id="all"),
     *(pytest.param(config(**options), id="_".join(options), marks=pytest.mark.long) for options in (
         {"munchausen": True}, {"value_rescaling": True}, {"munchausen": True, "value_rescaling": True, "loss": "huber"},
         {"quantiles": 4}, {"quantiles": 3, "double_q": False})),
 ])  # fmt: skip
 def test_updates_equal_their_numpy_twin(config: Config) -> None:
-    rng = np.random.default_rng(3)
-    dqn, store = make_dqn(config, VECTORS), random_store(rng)
+    dqn, store = make_dqn(config, VECTORS), random_store(3)
     state = dqn.init(jax.random.key(0))
     twin = reference_dqn.Learner(twin_params(state.online_params), twin_params(state.target_params), config)
     for updates in range(1, 8):  # the target network is copied after updates 3 and 6
-        indices, weights = random_batches(rng, 1)
+        indices, weights = random_batches(updates, 1)
         share = 1 - updates / 10  # of the learning rate
         state, output = dqn.update(state, store, indices, weights, share)
         priorities, loss, q_value, norm = twin.update(batch_of(store, indices[0], weights[0]), share)
@@ -55,7 +119,7 @@ def test_updates_equal_their_numpy_twin(config: Config) -> None:
 def test_epsilon_0_is_greedy_and_epsilon_1_is_uniform_for_any_network(dueling: bool) -> None:
     network = NetworkConfig(channels=(), kernel_sizes=(), strides=(), hidden_units=8, dueling=dueling)
     dqn = make_dqn(Config(network=network), VECTORS)
-    params = dqn.init(jax.random.key(0)).online_params
+    params = random_params(dqn)
     observation = jnp.asarray(np.random.default_rng(6).normal(size=(6000, 2, 5)), jnp.float32)
     greedy = dqn.act(params, observation, jnp.zeros(6000), jax.random.key(1), 0)
     np.testing.assert_array_equal(greedy.value, greedy.bootstrap_value)
@@ -64,16 +128,49 @@ def test_epsilon_0_is_greedy_and_epsilon_1_is_uniform_for_any_network(dueling: b
     assert (abs(counts - 2000) < 5 * np.sqrt(6000 * (1 / 3) * (2 / 3))).all()  # five standard deviations
     assert (random.value <= random.bootstrap_value).all()
     np.testing.assert_array_equal(random.bootstrap_value, greedy.bootstrap_value)
+    both = dqn.act(params, observation, jnp.repeat(jnp.array([0.0, 1.0]), 3000), jax.random.key(1), 0).action
+    np.testing.assert_array_equal(both, jnp.where(jnp.arange(6000) < 3000, greedy.action, random.action))
     half = dqn.act(params, observation, jnp.full(6000, 0.5), jax.random.key(1), 0)
     same = float((half.action == greedy.action).mean())
     assert abs(same - (0.5 + 0.5 / 3)) < 5 * np.sqrt(0.25 / 6000)
 
 
-def test_every_environment_explores_at_its_own_epsilon() -> None:
-    dqn = make_dqn(config(), VECTORS)
-    params = dqn.init(jax.random.key(0)).online_params
-    observation = jnp.zeros((100, 2, 5)).at[50:].set(1.0)
-    epsilon = jnp.repeat(jnp.array([0.0, 1.0]), 50)
-    output = dqn.act(params, observation, epsilon, jax.random.key(2), 0)
-    assert len(set(output.action[:50].tolist())) == 1
-    assert set(output.action[50:].tolist()) == {0, 1, 2}
+# Equations ------------------------------------------------------------------------------------------------------
+
+
+def test_transition_without_error_keeps_a_priority_above_0() -> None:
+    np.testing.assert_allclose(losses.priority(jnp.array([0.0, -2.0])), [1e-6, 2.0], rtol=1e-6)
+    arrays = [np.array(x, np.float32) for x in ([1, 1], [0.5, 0], [2, 3], [2, 2])]
+    initial = losses.initial_priority(*arrays)
+    assert initial.dtype == np.float32
+    np.testing.assert_allclose(initial, [1e-6, 2.0], rtol=1e-6)  # |1 + 0.5 x 2 - 2| and |1 - 3|
+
+
+@pytest.mark.parametrize("scale", [0.01, 0.1, 1.0])  # from a policy that is nearly uniform to one that is nearly greedy
+def test_bonus_and_soft_value_equal_their_twin(scale: float) -> None:
+    q = np.random.default_rng(1).normal(scale=scale, size=(20, 6)).astype(np.float32)
+    bonuses = [[reference_dqn.munchausen_bonus(row, action) for action in range(6)] for row in q.astype(np.float64)]
+    np.testing.assert_allclose(jax.jit(munchausen.bonus)(q), bonuses, rtol=1e-4, atol=1e-6)
+    values = [reference_dqn.soft_value(row, row) for row in q.astype(np.float64)]
+    np.testing.assert_allclose(jax.jit(munchausen.soft_value)(q), values, rtol=1e-5, atol=1e-6)
+
+
+def test_actions_far_below_the_best_get_the_least_bonus_and_do_not_change_the_value() -> None:
+    q = jnp.array([[7.0, 6.5, -300.0], [1e9, -1e9, 0.0]])
+    np.testing.assert_allclose(munchausen.bonus(q), [[0, -0.45, -0.9], [0, -0.9, -0.9]], rtol=1e-5)
+    np.testing.assert_allclose(munchausen.soft_value(q), [7, 1e9], rtol=1e-6)
+
+
+SIZES = 10.0 ** np.arange(-8, 13)
+ANY = np.concatenate([-SIZES[::-1], [0.0], SIZES]).astype(np.float32)  # in order
+
+
+@pytest.mark.parametrize("wrap", [lambda function: function, jax.jit], ids=["numpy", "jitted"])
+def test_rescaling_and_its_inverse_equal_the_formulas_of_the_paper_and_undo_each_other(wrap: Callable) -> None:
+    h, inverse = wrap(rescaled), wrap(unscaled)
+    np.testing.assert_allclose(h(ANY), [reference_dqn.h(float(x)) for x in ANY], rtol=1e-6, atol=1e-15)
+    assert h(ANY).dtype == inverse(ANY).dtype == np.float32
+    exact = [reference_dqn.inverse_h(float(x)) for x in ANY]  # the formula loses 1e-14 even in float64
+    np.testing.assert_allclose(inverse(ANY), exact, rtol=1e-6, atol=1e-12)
+    np.testing.assert_allclose(inverse(h(ANY)), ANY, rtol=1e-6, atol=0)
+    np.testing.assert_allclose(h(inverse(ANY)), ANY, rtol=1e-6, atol=0)

@@ -97,13 +97,6 @@ def test_lost_life_is_marked_and_the_episode_goes_on(breakout: list[Step]) -> No
         assert games >= 1
 
 
-def test_spec_of_an_atari_game_follows_the_configuration() -> None:
-    settings = config("MsPacman-v5", frame_size=64, frame_stack=3)
-    spec = segment_spec(settings)
-    assert (spec.frame_shape, spec.frame_dtype, spec.frame_stack, spec.action.num_actions) == ((64, 64), "uint8", 3, 9)
-    assert (spec.slots, spec.n_step) == (settings.actor.segment_slots, settings.algorithm.n_step)
-
-
 def games(steps: list[Step]) -> list[tuple[int, list[Step]]]:
     """Returns every game that ended, with its environment."""
     found = []
@@ -116,27 +109,18 @@ def games(steps: list[Step]) -> list[tuple[int, list[Step]]]:
     return found
 
 
-def assert_statistics(steps: list[Step]) -> list[Episode]:
-    """Asserts that the tracker adds up what the games have brought, and returns its episodes."""
-    tracker = EpisodeTracker(4)
-    episodes = [episode for step in steps for episode in tracker.add(step)]
-    expected = [
-        Episode(env_id, sum(float(step.reward) for step in game), steps=len(game) - 1) for env_id, game in games(steps)
-    ]
-    assert sorted(episodes) == sorted(expected)
-    return episodes
-
-
-def test_episode_statistics_are_of_full_games_across_lost_lives(breakout: list[Step]) -> None:
-    episodes = assert_statistics(breakout)
-    assert len(episodes) >= 8  # more than one for each environment
-    assert all(sum(bool(step.life_lost) for step in game) == 5 for _, game in games(breakout))
-
-
-def test_episode_statistics_are_of_raw_rewards() -> None:
-    steps = play("MsPacman-v5", 250, seeds=[1, 2, 3, 4], max_episode_frames=480)
-    assert max(episode.episode_return for episode in assert_statistics(steps)) >= 20
-    assert {float(reward) for step in steps for reward in step.reward} >= {0, 10}  # a pellet is 10, not clipped to 1
+def test_episode_statistics_are_of_raw_rewards_in_full_games_across_lost_lives(breakout: list[Step]) -> None:
+    pacman = play("MsPacman-v5", 250, seeds=[1, 2], max_episode_frames=480)
+    assert {float(reward) for step in pacman for reward in step.reward} >= {0, 10}  # a pellet is 10, not clipped to 1
+    for steps in (breakout, pacman):
+        tracker = EpisodeTracker(4)
+        episodes = [episode for step in steps for episode in tracker.add(step)]
+        expected = [
+            Episode(env_id, sum(float(step.reward) for step in game), steps=len(game) - 1)
+            for env_id, game in games(steps)
+        ]
+        assert sorted(episodes) == sorted(expected)
+        assert len(episodes) >= 4  # of each environment
 
 
 def test_reset_to_fewer_lives_is_no_lost_life(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -219,7 +203,7 @@ def test_segment_of_vectors_that_no_message_can_hold_is_refused(monkeypatch: pyt
 def test_equal_seeds_agree_and_different_seeds_differ() -> None:
     def observations(seeds: list[int]) -> np.ndarray:
         return np.stack(
-            [np.stack([step.observation for step in row]) for row in by_environment(play("Breakout-v5", 60, seeds))]
+            [np.stack([step.observation for step in row]) for row in by_environment(play("CartPole-v1", 60, seeds))]
         )
 
     first = observations([3, 3 + 10**6])
@@ -238,16 +222,6 @@ def test_sticky_actions_and_how_episodes_start_reach_the_emulator() -> None:
         plain, changed = play(task, 30, seeds=[1]), play(task, 30, seeds=[1], **change)
         pairs = zip(plain, changed, strict=True)
         assert any(not np.array_equal(before.observation, after.observation) for before, after in pairs), change
-
-
-def test_evaluator_has_a_time_limit_of_its_own() -> None:
-    settings = config("Pong-v5", max_episode_frames=16)
-    pool = VectorEnvironment(settings, segment_spec(settings), np.array([1]), max_episode_frames=108_000)
-    for _ in range(20):
-        step = pool.receive()
-        assert not step.truncated.any()
-        pool.send(np.zeros(1, np.int32), step.env_id)
-    pool.close()
 
 
 def test_screen_shows_the_newest_step() -> None:

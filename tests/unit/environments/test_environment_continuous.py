@@ -1,4 +1,4 @@
-"""Tasks with continuous actions: scaled and checked actions, rewards of resets, and time limits."""
+"""Tasks of MuJoCo: parts of observations become one vector, actions are scaled and checked, rewards of resets are 0."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import itertools
 import math
 import re
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import envpool
 import numpy as np
@@ -14,10 +14,51 @@ import pytest
 
 from apex_jax.config import Config, EnvironmentConfig
 from apex_jax.environments.environment import Episode, EpisodeTracker, VectorEnvironment, segment_spec
+from apex_jax.environments.envpool_tasks import describe
+from apex_jax.environments.observations import flattened
 from apex_jax.types import Step
-from tests.unit.environments.conftest import Recorder
 
 LEG = ([-1, -1, -0.8], [1, 1.1, 0.8])  # of the quadruped: yaw, lift, extend
+# Parts of observations, by size, and actions: not EnvPool's, but those of `dm_control.suite` (1.0.38).
+DM_CONTROL: dict[str, tuple[dict[str, int], int]] = {
+    "LqrLqr21-v1": ({"position": 2, "velocity": 2}, 1),
+    "FishSwim-v1": ({"joint_angles": 7, "upright": 1, "velocity": 13, "target": 3}, 5),  # there: target, velocity
+    "QuadrupedWalk-v1": (
+        {"egocentric_state": 44, "torso_velocity": 3, "torso_upright": 1, "imu": 6, "force_torque": 24},
+        12,
+    ),
+    "WalkerWalk-v1": ({"orientations": 14, "height": 1, "velocity": 9}, 6),
+}
+
+
+class Exchanged(NamedTuple):
+    """What is sent to the pools of EnvPool that a test makes, and what they return."""
+
+    actions: list[np.ndarray]
+    results: list[Any]
+
+
+@pytest.fixture
+def exchanged(monkeypatch: pytest.MonkeyPatch) -> Exchanged:
+    make, exchanged = envpool.make, Exchanged([], [])
+
+    def make_recorded(*args: Any, **options: Any) -> Any:
+        pool = make(*args, **options)
+        send, receive = pool.send, pool.recv
+
+        def recorded_send(action: np.ndarray, env_id: np.ndarray) -> None:
+            exchanged.actions.append(action.copy())
+            send(action, env_id)
+
+        def recorded_receive() -> Any:
+            exchanged.results.append(receive())
+            return exchanged.results[-1]
+
+        pool.send, pool.recv = recorded_send, recorded_receive
+        return pool
+
+    monkeypatch.setattr(envpool, "make", make_recorded)
+    return exchanged
 
 
 def config_of(task: str) -> Config:
@@ -33,7 +74,7 @@ def config_of(task: str) -> Config:
     ("LqrLqr62-v1", [-1, -1], [1, 1]),  # EnvPool has 1e10, which bounds nothing
 ])  # fmt: skip
 def test_actions_reach_envpool_scaled_to_the_bounds_of_each_dimension(
-    task: str, low: list[float], high: list[float], recorders: list[Recorder]
+    task: str, low: list[float], high: list[float], exchanged: Exchanged
 ) -> None:
     settings, size = config_of(task), len(low)
     environment = VectorEnvironment(settings, segment_spec(settings), np.array([1, 2]), 1_000)
@@ -41,7 +82,7 @@ def test_actions_reach_envpool_scaled_to_the_bounds_of_each_dimension(
     for action in (-np.ones((2, size), np.float32), np.ones((2, size), np.float32), np.zeros((2, size)), own):
         environment.send(action, environment.receive().env_id)
     environment.close()
-    lowest, highest, middle, between = recorders[0].sent
+    lowest, highest, middle, between = exchanged.actions
     np.testing.assert_allclose(lowest, [low] * 2, rtol=1e-6)
     np.testing.assert_allclose(highest, [high] * 2, rtol=1e-6)
     np.testing.assert_allclose(middle, [(np.array(low) + high) / 2] * 2, rtol=1e-6, atol=1e-12)
@@ -66,14 +107,10 @@ def with_element(value: float) -> np.ndarray:
     return action
 
 
-@pytest.mark.parametrize(
-    "action",
-    [
-        *(with_element(value) for value in (math.nan, math.inf, -math.inf, 1.01, -1.01)),
-        *(np.zeros(shape, np.float32) for shape in ((2, 5), (2, 7), (1, 6), (3, 6), (2,), (12,), (2, 6, 1), (0, 6))),
-    ],
-    ids=lambda action: f"{action.shape} {action.flat[9] if action.shape == (2, 6) else ''}",
-)
+@pytest.mark.parametrize("action", [
+    *(with_element(value) for value in (math.nan, math.inf, -math.inf, 1.01, -1.01)),
+    *(np.zeros(shape, np.float32) for shape in ((2, 5), (2, 7), (1, 6), (3, 6), (2,), (12,), (2, 6, 1), (0, 6))),
+], ids=lambda action: f"{action.shape} {action.flat[9] if action.shape == (2, 6) else ''}")  # fmt: skip
 def test_action_that_is_no_number_in_the_range_or_has_another_shape_is_refused_and_the_pool_goes_on(
     walker: VectorEnvironment, action: np.ndarray
 ) -> None:
@@ -105,7 +142,7 @@ class ScriptedPool:
         return np.zeros((1, 3), np.float32), *outcome, {"env_id": np.zeros(1, np.int32)}
 
 
-@pytest.mark.parametrize("garbage", [1e27, -1e300, math.nan, math.inf, -4.0])
+@pytest.mark.parametrize("garbage", [-1e300, math.nan, -4.0])
 def test_reward_of_a_reset_is_0_whatever_the_pool_returns_there(
     garbage: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -123,19 +160,63 @@ def test_reward_of_a_reset_is_0_whatever_the_pool_returns_there(
     assert episodes == [Episode(env_id=0, episode_return=-7.0, steps=3)] * 2
 
 
-def test_episode_ends_at_the_time_limit_with_its_true_last_observation() -> None:
-    settings, steps = config_of("Pendulum-v1"), list[Step]()
-    environment = VectorEnvironment(settings, segment_spec(settings), np.array([1, 2]), 10_000)
-    for _ in range(403):
+# Observations of several parts ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("task", DM_CONTROL)
+def test_parts_sizes_and_actions_are_those_of_dm_control_in_the_order_of_envpool(task: str) -> None:
+    sizes, actions = DM_CONTROL[task]
+    parts = describe(config_of(task)).parts
+    assert parts is not None
+    assert [(*part.path, math.prod(part.shape)) for part in parts] == list(sizes.items())
+    spec = segment_spec(config_of(task))
+    assert (spec.frame_shape, spec.frame_dtype, spec.frame_stack) == ((sum(sizes.values()),), "float32", 1)
+    assert spec.action == ((actions,), "float32", -1, 1)
+
+
+def naive_row(observation: dict[str, Any], row: int, names: list[str]) -> list[np.float32]:
+    """Returns the numbers of one observation, one after the other, the last axis fastest."""
+
+    def numbers(value: Any) -> Iterator[np.float32]:
+        if np.ndim(value):
+            for item in value:
+                yield from numbers(item)
+        else:
+            yield np.float32(value)
+
+    return [number for name in names for number in numbers(observation[name][row])]
+
+
+def test_scalars_vectors_and_tables_of_numbers_are_flattened_part_by_part() -> None:
+    rng = np.random.default_rng(0)
+    shapes: dict[str, tuple[int, ...]] = {"z_table": (3, 2), "scalar": (), "vector": (4,), "left_out": (5,)}
+    observation: dict[str, Any] = {name: rng.normal(size=(6, *shape)) for name, shape in shapes.items()}
+    vectors = flattened(observation, ("z_table", "scalar", "vector"))
+    assert vectors.dtype == np.float32
+    assert vectors.tolist() == [naive_row(observation, row, ["z_table", "scalar", "vector"]) for row in range(6)]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "uint8"])
+def test_observation_that_is_one_array_is_returned_unchanged(dtype: str) -> None:
+    observation: np.ndarray = np.arange(12).reshape(3, 2, 2).astype(dtype)
+    assert flattened(observation, None) is observation
+
+
+@pytest.mark.parametrize("task", [*DM_CONTROL, "HalfCheetah-v4", "Ant-v5", "Pendulum-v1"])
+def test_environment_returns_what_envpool_returns_flattened_by_a_naive_loop(task: str, exchanged: Exchanged) -> None:
+    settings = config_of(task)
+    spec, rng = segment_spec(settings), np.random.default_rng(0)
+    environment = VectorEnvironment(settings, spec, np.array([1, 2]), max_episode_frames=1_000)
+    steps: list[Step] = []
+    for _ in range(20):
         steps.append(environment.receive())
-        environment.send(np.ones((2, 1), np.float32), steps[-1].env_id)
+        environment.send(rng.uniform(-1, 1, (2, *spec.action.shape)).astype(np.float32), steps[-1].env_id)
     environment.close()
-    assert [i for i, step in enumerate(steps) if step.truncated.all()] == [200, 401]  # a reset lies between
-    assert not any(step.terminated.any() for step in steps)
-    for before, now in itertools.pairwise(steps):
-        np.testing.assert_array_equal(now.first, before.truncated)
-        turned = np.abs(now.observation - before.observation)[:, 0, :2].max(axis=1)
-        assert now.first.all() or (turned <= 0.4 + 1e-5).all()  # at most 8 radians a second, in 0.05 s
-    for last, row in itertools.product((200, 401), range(2)):  # neither repeated, nor that of the reset
-        own, *others = (steps[i].observation[row] for i in (last, last - 1, last + 1))
-        assert not any(np.array_equal(own, other) for other in others)
+    for step, (observation, *_) in zip(steps, exchanged.results, strict=True):
+        assert step.observation.shape == (2, 1, *spec.frame_shape)
+        assert step.observation.dtype == np.float32
+        assert np.isfinite(step.observation).all()
+        names = list(DM_CONTROL[task][0]) if task in DM_CONTROL else ["all"]
+        parts = observation if task in DM_CONTROL else {"all": observation}
+        assert step.observation[:, 0].tolist() == [naive_row(parts, row, names) for row in range(2)]
+    assert len({row.tobytes() for step in steps for row in step.observation}) == 40  # both environments move

@@ -1,7 +1,8 @@
-"""Tasks of EnvPool: which can be trained, and what the user reads about the others."""
+"""Tasks of EnvPool: which can be trained, what the user reads about the others, and the scores of Atari's games."""
 
 from __future__ import annotations
 
+import statistics
 from typing import Any
 
 import envpool
@@ -11,6 +12,7 @@ import pytest
 from apex_jax.config import Config, EnvironmentConfig
 from apex_jax.config.command_line import parse
 from apex_jax.config.load import load
+from apex_jax.environments.atari_scores import ATARI_SCORES, human_normalized_score
 from apex_jax.environments.environment import VectorEnvironment, segment_spec
 from apex_jax.environments.envpool_tasks import family_of
 from apex_jax.environments.tasks import CONFIGS, families, names, trainable
@@ -96,3 +98,28 @@ def test_each_configuration_of_a_task_exists_and_fits_its_actions() -> None:
 def test_families_count_every_task() -> None:
     assert families().total() == len(names(""))
     assert families()["mujoco.dmc"] == 51
+
+
+# Scores ---------------------------------------------------------------------------------------------------------
+
+
+def test_every_game_is_an_envpool_task() -> None:
+    tasks = set(envpool.list_all_envs())
+    assert [game for game in ATARI_SCORES if f"{game}-v5" not in tasks] == []
+
+
+def test_table_reproduces_the_published_median_of_57_games() -> None:
+    scores = [human_normalized_score(game, row.ape_x) for game, row in ATARI_SCORES.items()]
+    assert len(scores) == 57
+    assert statistics.median(score for score in scores if score is not None) == pytest.approx(4.34, abs=0.005)
+
+
+@pytest.mark.parametrize(("episode_return", "score"), [(-20.7, 0.0), (14.6, 1.0), (20.9, 41.6 / 35.3)])
+def test_random_play_is_0_and_the_human_tester_is_1(episode_return: float, score: float) -> None:
+    assert human_normalized_score("Pong-v5", episode_return) == pytest.approx(score)
+    assert human_normalized_score("Pong", episode_return) == pytest.approx(score)
+
+
+@pytest.mark.parametrize("task", ["CartPole-v1", "Catch-v0", "Adventure-v5", ""])
+def test_task_outside_the_57_games_has_no_normalized_score(task: str) -> None:
+    assert human_normalized_score(task, 1.0) is None

@@ -17,10 +17,11 @@ from apex_jax.config import Config
 from apex_jax.config.load import load
 from apex_jax.environments import gymnasium_pool
 from apex_jax.environments.environment import VectorEnvironment, segment_spec
+from apex_jax.environments.gymnasium_processes import describe
 from apex_jax.environments.gymnasium_tasks import NUMBER, Adapted, BrokenEnvironment, make
 from apex_jax.types import Step
 from tests.rigs.environments import processes_of
-from tests.rigs.processes import wait_for_the_end_of
+from tests.rigs.processes import ROOT, wait_for_the_end_of
 
 OWN = "gymnasium:tests.rigs.environments:"
 PLACES = pytest.mark.parametrize("own_processes", [True, False], ids=["processes", "in one process"])
@@ -81,6 +82,11 @@ def test_steps_are_those_of_each_environment_played_alone(task: str, own_process
             assert step.reward == np.float32(reward)
             assert [step.first, step.terminated, step.truncated] == flags
         assert any(step.first for step in steps[1:])
+
+
+def test_endless_episode_is_truncated_at_the_limit() -> None:
+    [steps] = play(config(f"{OWN}Corridor", False, "environment.settings={length: 1000000}"), [1], 45, limit=20)
+    assert [i for i, step in enumerate(steps) if step.truncated] == [20, 41]
 
 
 @PLACES
@@ -149,18 +155,15 @@ def reset_and_step(adapted: Adapted) -> None:
     adapted.step(0)
 
 
-@pytest.mark.parametrize(
-    ("task", "what", "message"),
-    [
-        ("Old", "", "unexpected keyword argument 'seed'"),
-        ("Mistaken", "reset", "reset returned a dict, not the tuple"),
-        ("Mistaken", "info", "the info is .*None.*, not a dict"),
-        ("Mistaken", "step", "unpack"),
-        ("Mistaken", "none", "the reward is .*None.*, not one number"),
-        ("Mistaken", "shape", "the reward is .*, not one number"),
-        ("Mistaken", "text", "the reward is .*, not one number"),
-    ],
-)
+@pytest.mark.parametrize(("task", "what", "message"), [
+    ("Old", "", "unexpected keyword argument 'seed'"),
+    ("Mistaken", "reset", "reset returned a dict, not the tuple"),
+    ("Mistaken", "info", "the info is .*None.*, not a dict"),
+    ("Mistaken", "step", "unpack"),
+    ("Mistaken", "none", "the reward is .*None.*, not one number"),
+    ("Mistaken", "shape", "the reward is .*, not one number"),
+    ("Mistaken", "text", "the reward is .*, not one number"),
+])  # fmt: skip
 def test_method_that_returns_or_takes_something_else_is_named_with_its_file(task: str, what: str, message: str) -> None:
     adapted = make(f"{OWN}{task}", f'{{"what":"{what}"}}' if what else "{}")
     with pytest.raises(BrokenEnvironment, match=rf"{message}.* \(.*tests/rigs/environments.py, line \d+\)$"):
@@ -241,48 +244,34 @@ def test_environment_that_cannot_be_made_in_its_process_is_one_line_and_ends_the
     wait_for_the_end_of(leaders, started)
 
 
-PARENT = """
-import os, sys, time
-import numpy as np
+def test_environment_that_ends_its_process_when_it_is_made_is_one_line_with_the_exit_code() -> None:
+    settings = config(f"{OWN}Dies", True, "environment.settings={made: true}")
+    with pytest.raises(BrokenEnvironment, match="ended its process, exit code 7"):
+        describe(settings)
 
+
+SCRIPT = f"""
+import sys
+sys.path.insert(0, {str(ROOT)!r})
 if __name__ == "__main__":
-    from apex_jax.environments.environment import VectorEnvironment, segment_spec
-    from tests.unit.environments.test_gymnasium_pool import OWN, config
-    settings = config(OWN + sys.argv[1], True, *sys.argv[3:])
-    environment = VectorEnvironment(settings, segment_spec(settings), np.array([1, 2]), 60)
-    for _ in range(3):
-        environment.send(np.zeros(2, np.int32), environment.receive().env_id)
-    print("plays", flush=True)
-    time.sleep(float(sys.argv[2]))
+    from apex_jax.environments.gymnasium_processes import fork_server, leader
+    preloaded = "import sys; print(sys.modules['apex_jax.environments.gymnasium_pool'].__file__, flush=True)"
+    path = "import os; print([os.environ.get(name) for name in ('PYTHONPATH', 'PYTHONSAFEPATH')], flush=True)"
+    for arguments in ({{"target": exec, "args": [preloaded]}}, {{"target": leader(exec, path)}}):
+        process = fork_server().Process(**arguments)
+        process.start()
+        process.join()
 """
 
 
-@pytest.mark.long
-@pytest.mark.parametrize(("name", "end"), [("Hangs", "killed"), ("Simulated", "killed"), ("Simulated", "never closed")])
-def test_actor_that_ends_leaves_no_environment_and_no_process_of_one_behind(
-    name: str, end: str, tmp_path: Path
-) -> None:
-    script, started, closed = tmp_path / "parent.py", tmp_path / "processes", tmp_path / "closed"
-    started.touch()
-    script.write_text(PARENT)
-    files = f"processes: {started}" + (f", closed: {closed}" if name == "Simulated" else "")
-    command = [
-        sys.executable,
-        str(script),
-        name,
-        "600" if end == "killed" else "0",
-        f"environment.settings={{{files}}}",
-    ]
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": os.getcwd()}
-    ) as parent:
-        assert parent.stdout is not None
-        assert parent.stdout.readline() == "plays\n"
-        if end == "killed":
-            parent.send_signal(signal.SIGKILL)
-        assert parent.wait(30) == (-signal.SIGKILL if end == "killed" else 0)
-    leaders, others = processes_of(started)
-    assert len(leaders) == 3, "of one that was described, and two that were played"
-    wait_for_the_end_of(leaders, others)
-    if name == "Simulated":
-        assert set(map(int, closed.read_text().split())) == set(leaders)
+def test_fork_server_imports_the_code_of_its_parent_and_no_other_copy(tmp_path: Path) -> None:
+    for folder in ("installed", "working"):
+        (tmp_path / folder / "apex_jax").mkdir(parents=True)
+        (tmp_path / folder / "apex_jax" / "__init__.py").write_text("raise ImportError('another copy')")
+    (tmp_path / "script.py").write_text(SCRIPT)
+    variables = {**os.environ, "PYTHONPATH": str(tmp_path / "installed")}
+    variables.pop("PYTHONSAFEPATH", None)
+    command = [sys.executable, str(tmp_path / "script.py")]
+    printed = subprocess.check_output(command, text=True, timeout=120, cwd=tmp_path / "working", env=variables)
+    pool = ROOT / "apex_jax" / "environments" / "gymnasium_pool.py"
+    assert printed.splitlines() == [str(pool), str([str(tmp_path / "installed"), None])]

@@ -1,4 +1,4 @@
-"""Environments of Gymnasium, by their names, and as actors see them."""
+"""Environments of Gymnasium, by their names, and as actors and policies see their observations and actions."""
 
 from __future__ import annotations
 
@@ -14,12 +14,15 @@ import gymnasium
 import numpy as np
 import pytest
 from gymnasium import spaces
+from gymnasium.spaces import Box, Discrete, MultiBinary
 from gymnasium.vector.utils import concatenate, create_empty_array
 
+from apex_jax.agent.algorithm import Action
 from apex_jax.config import Config
 from apex_jax.config.load import load
 from apex_jax.environments.environment import VectorEnvironment, environment_spec_of, segment_spec
 from apex_jax.environments.gymnasium_tasks import NUMBER, Adapted, BrokenEnvironment, describe, make, parts_of
+from apex_jax.environments.task import action_bounds, action_spec, check_bounds
 from apex_jax.host.errors import UsageError
 from apex_jax.policy import Policy
 from apex_jax.run.environment_spec import read_environment_spec, record_environment_spec
@@ -34,16 +37,13 @@ def config(task: str, *overrides: str, stack: int = 1) -> Config:
     return load(None, [f"environment.task={task}", *frames, *overrides])
 
 
-@pytest.mark.parametrize(
-    ("task", "settings", "end"),
-    [
-        (f"{OWN}Corridor", {}, environments.LENGTH),
-        (f"{OWN}Corridor", {"length": 7}, 7),
-        (f"{OWN}from_a_function", {"length": 8}, 8),
-        (f"{OWN}Corridor-v0", {}, environments.LENGTH),
-        (f"{OWN}Corridor-v0", {"length": 9}, 9),
-    ],
-)
+@pytest.mark.parametrize(("task", "settings", "end"), [
+    (f"{OWN}Corridor", {}, environments.LENGTH),
+    (f"{OWN}Corridor", {"length": 7}, 7),
+    (f"{OWN}from_a_function", {"length": 8}, 8),
+    (f"{OWN}Corridor-v0", {}, environments.LENGTH),
+    (f"{OWN}Corridor-v0", {"length": 9}, 9),
+])  # fmt: skip
 def test_class_function_or_registered_name_makes_the_environment_with_its_settings(
     task: str, settings: dict[str, int], end: int
 ) -> None:
@@ -54,24 +54,6 @@ def test_class_function_or_registered_name_makes_the_environment_with_its_settin
     expected, _ = twin.reset(seed=3)
     np.testing.assert_array_equal(first, [expected["end"], *expected["place"][0]])  # the order of the space's keys
     assert first.dtype == np.float32
-
-
-def test_box_actions_have_the_bounds_of_the_environment() -> None:
-    settings = config("gymnasium:Pendulum-v1")
-    environment_spec = environment_spec_of(settings, segment_spec(settings))
-    assert (environment_spec.low, environment_spec.high) == ((-2.0,), (2.0,))
-    sent: list[Any] = []
-    adapted = make("gymnasium:Pendulum-v1", "{}")
-
-    def step(action: Any) -> tuple[Any, ...]:
-        sent.append(action)
-        return np.zeros(3), 0.0, False, False, {}
-
-    adapted.env.unwrapped.step = step  # type: ignore[method-assign]
-    adapted.reset()
-    adapted.step(np.array([2.0000001]))
-    assert sent == [np.float32(2)]
-    assert sent[0].dtype == np.float32
 
 
 SPACES: dict[str, spaces.Space[Any]] = {
@@ -141,27 +123,24 @@ def test_policy_refuses_an_observation_outside_the_space_and_names_the_part(
         policy(observation)
 
 
-@pytest.mark.parametrize(
-    ("task", "overrides", "message"),
-    [
-        ("gymnasium:Cartpol-v1", (), "doesn't exist. Did you mean: `CartPole`"),
-        ("gymnasium:no_such_module:Env-v0", (), "there is no module no_such_module; start in its folder"),
-        (f"{OWN}Corridr", (), "has no function Corridr, and registers no such environment"),
-        (f"{OWN}Unlearnable", (), r"no algorithm here has its actions, MultiDiscrete\(\[2 3\]\); .*TransformAction"),
-        (f"{OWN}Mistaken", ("environment.settings={what: sequence}",), r"no vector .* Sequence\(.*ImgObsWrapper"),
-        ("gymnasium:ALE/Pong-v5", (), "gymnasium:ale_py:ALE/Pong-v5"),
-        (f"{OWN}Corridor", ("environment.frame_stack=4",), "set environment.frame_stack=1 environment.frame_skip=1"),
-        (f"{OWN}Pixels", ("environment.frame_skip=4",), "none are skipped; set environment.frame_skip=1"),
-        (f"{OWN}Pixels", (), r"network.kernel_sizes=\[8, 4, 3\]: 3 does not fit on the 1 pixels that are left of 20"),
-        (
-            f"{OWN}Pixels",
-            ("environment.settings={continuous: true}",),
-            r"no algorithm here learns Box\(.* from pixels.*Flatten",
-        ),
-        ("gymnasium:a:b:c", (), "environment.task=gymnasium:a:b:c: must be"),
-        (f"{OWN}Corridor", ("environment.settings=3",), r"environment.settings=3: must be a mapping"),
-    ],
-)
+@pytest.mark.parametrize(("task", "overrides", "message"), [
+    ("gymnasium:Cartpol-v1", (), "doesn't exist. Did you mean: `CartPole`"),
+    ("gymnasium:no_such_module:Env-v0", (), "there is no module no_such_module; start in its folder"),
+    (f"{OWN}Corridr", (), "has no function Corridr, and registers no such environment"),
+    (f"{OWN}Unlearnable", (), r"no algorithm here has its actions, MultiDiscrete\(\[2 3\]\); .*TransformAction"),
+    (f"{OWN}Mistaken", ("environment.settings={what: sequence}",), r"no vector .* Sequence\(.*ImgObsWrapper"),
+    ("gymnasium:ALE/Pong-v5", (), "gymnasium:ale_py:ALE/Pong-v5"),
+    (f"{OWN}Corridor", ("environment.frame_stack=4",), "set environment.frame_stack=1 environment.frame_skip=1"),
+    (f"{OWN}Pixels", ("environment.frame_skip=4",), "none are skipped; set environment.frame_skip=1"),
+    (f"{OWN}Pixels", (), r"network.kernel_sizes=\[8, 4, 3\]: 3 does not fit on the 1 pixels that are left of 20"),
+    (
+        f"{OWN}Pixels",
+        ("environment.settings={continuous: true}",),
+        r"no algorithm here learns Box\(.* from pixels.*Flatten",
+    ),
+    ("gymnasium:a:b:c", (), "environment.task=gymnasium:a:b:c: must be"),
+    (f"{OWN}Corridor", ("environment.settings=3",), r"environment.settings=3: must be a mapping"),
+])  # fmt: skip
 def test_environment_that_cannot_be_trained_is_one_line_with_the_fix(
     task: str, overrides: tuple[str, ...], message: str
 ) -> None:
@@ -170,14 +149,11 @@ def test_environment_that_cannot_be_trained_is_one_line_with_the_fix(
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize(
-    ("task", "settings", "message"),
-    [
-        (f"{OWN}Raises", '{"at":"made"}', r"ValueError: the made failed \(.*tests/rigs/environments.py, line \d+\)"),
-        (f"{OWN}Corridor", '{"lenth":3}', "TypeError: .*lenth"),
-        (f"{OWN}no_environment", "{}", "no_environment returned str, not a gymnasium.Env"),
-    ],
-)
+@pytest.mark.parametrize(("task", "settings", "message"), [
+    (f"{OWN}Raises", '{"at":"made"}', r"ValueError: the made failed \(.*tests/rigs/environments.py, line \d+\)"),
+    (f"{OWN}Corridor", '{"lenth":3}', "TypeError: .*lenth"),
+    (f"{OWN}no_environment", "{}", "no_environment returned str, not a gymnasium.Env"),
+])  # fmt: skip
 def test_environment_that_cannot_be_made_is_one_line_with_its_file_and_a_traceback_in_the_log(
     task: str, settings: str, message: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -235,27 +211,22 @@ def test_observation_outside_its_space_is_refused_with_its_part_and_its_value(
             call()
 
 
-@pytest.mark.parametrize(
-    ("space", "value"),
-    [
-        (spaces.Box(0, 1, (2,), np.float32), np.array([1.0000001, 0.5])),
-        (spaces.Box(-100, 100, (2,), np.int8), np.array([-100, 100])),
-        (spaces.Discrete(3, start=-1), np.int64(-1)),
-    ],
-)
+@pytest.mark.parametrize(("space", "value"), [
+    (spaces.Box(0, 1, (2,), np.float32), np.array([1.0000001, 0.5])),
+    (spaces.Box(-100, 100, (2,), np.int8), np.array([-100, 100])),
+    (spaces.Discrete(3, start=-1), np.int64(-1)),
+])  # fmt: skip
 def test_observation_of_another_type_or_with_a_rounding_error_is_accepted(
     space: Any, value: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     observing(monkeypatch, space, value).reset()
 
 
-@pytest.mark.parametrize("name", ["Draws", "DrawsForNoAgent"])
-def test_environment_that_is_only_described_has_a_number_of_its_own_and_is_closed(name: str, tmp_path: Path) -> None:
+def test_environment_that_is_only_described_has_a_number_of_its_own_and_is_closed(tmp_path: Path) -> None:
     closed = tmp_path / "closed"
-    settings = config(f"{OWN}{name}", f"environment.settings={{number: {NUMBER}, closed: {closed}}}")
+    settings = config(f"{OWN}Draws", f"environment.settings={{number: {NUMBER}, closed: {closed}}}")
     with contextlib.closing(make(f"{OWN}Draws", f'{{"number":"{NUMBER}"}}')) as playing:
-        with contextlib.suppress(UsageError):
-            segment_spec(settings)
+        segment_spec(settings)
         assert closed.read_text() != f"{round(100 * playing.reset()[0][3])} \n"
 
 
@@ -279,18 +250,6 @@ def test_film_has_the_rate_of_the_environment() -> None:
     assert describe(config("gymnasium:FrozenLake-v1")).frames_per_second == frozen_lake
 
 
-def test_endless_episode_is_truncated_at_the_limit() -> None:
-    settings = config(f"{OWN}Endless", "environment.own_processes=false")
-    environment = VectorEnvironment(settings, segment_spec(settings), np.zeros(1, np.int64), 20)
-    truncated = []
-    for _ in range(45):
-        step = environment.receive()
-        truncated.append(bool(step.truncated[0]))
-        environment.send(np.zeros(1, np.int32), step.env_id)
-    environment.close()
-    assert [i for i, ended in enumerate(truncated) if ended] == [20, 41]
-
-
 def test_processes_of_environments_import_neither_envpool_nor_jax() -> None:
     code = "import sys, apex_jax.environments.gymnasium_pool; print({'envpool', 'jax', 'zmq'} & set(sys.modules))"
     assert subprocess.check_output([sys.executable, "-c", code], text=True, timeout=60) == "set()\n"
@@ -301,3 +260,64 @@ def test_module_of_the_working_directory_is_found(tmp_path: Path, monkeypatch: p
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
     assert make("gymnasium:environments_of_a_user:Mine", "{}").reset(seed=0)
+
+
+# Actions --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("low", "high", "bounds"), [
+    ([-2, -0.5], [2, 0.25], ([-2, -0.5], [2, 0.25])),
+    ([-1e10, -2e6], [1e10, 2e6], ([-1, -1], [1, 1])),
+    ([-np.inf, -3], [np.inf, 3], ([-1, -3], [1, 3])),
+    ([-9e5], [9e5], ([-9e5], [9e5])),
+])  # fmt: skip
+def test_bounds_beyond_a_million_count_as_minus_1_and_1(low: Any, high: Any, bounds: Any) -> None:
+    found = action_bounds(Box(np.array(low, np.float64), np.array(high, np.float64), dtype=np.float64))
+    np.testing.assert_array_equal(found, bounds)
+    assert {bound.dtype for bound in found} == {np.dtype(np.float64)}
+
+
+def test_whole_numbers_or_a_vector_are_actions() -> None:
+    assert action_spec("A", Discrete(3)) == action_spec("A", Discrete(3, start=-1)) == ActionSpec.discrete(3)
+    assert action_spec("A", Box(-2, 2, (4,), np.float32)) == ActionSpec.continuous(4)
+
+
+@pytest.mark.parametrize(("low", "high"), [(2, np.inf), (-np.inf, 0), (-np.inf, np.inf), (-1e10, 1e10), (0, 2e6)])
+def test_open_bound_is_refused_with_the_wrapper_that_closes_it(low: float, high: float) -> None:
+    check_bounds("A", Box(-2, 9e5, (2,)))
+    with pytest.raises(UsageError, match=r"A: its actions, Box.* have an open bound .*TransformAction"):
+        check_bounds("A", Box(np.array([-1, low]), np.array([1, high]), dtype=np.float64))
+
+
+@pytest.mark.parametrize("space", [Box(-1, 1, (2, 2)), Box(0, 9, (2,), np.int64), MultiBinary(3)])
+def test_other_actions_are_refused(space: Any) -> None:
+    with pytest.raises(UsageError, match=r"environment\.task=A: no algorithm here has its actions"):
+        action_spec("A", space)
+
+
+@pytest.mark.parametrize("what", ["start", "float32", "float64", "float16"])
+def test_space_contains_every_action_of_actors_and_policies(what: str) -> None:
+    settings = config(f"{OWN}Acts", f"environment.settings={{what: {what}}}", "environment.own_processes=false")
+    spec = segment_spec(settings)
+    environment = VectorEnvironment(settings, spec, np.zeros(1, np.int64), 60)
+    environment_spec = environment_spec_of(settings, spec)
+
+    class Algorithm:
+        action: np.ndarray
+
+        def act(self, params: Any, observation: np.ndarray, *_: Any) -> Any:
+            return Action(self.action, np.zeros(1), np.zeros(1))  # type: ignore[arg-type]
+
+    algorithm = Algorithm()
+    space: Any = environments.Acts(what).action_space
+    bounds = (5, 6) if what == "start" else (space.low, space.high)
+    environment.receive()
+    for end, bound in zip((spec.action.low, spec.action.high), bounds, strict=True):
+        algorithm.action = np.full((1, *spec.action.shape), end, spec.action.dtype)
+        environment.send(algorithm.action, np.zeros(1, np.int32))
+        environment.receive()
+        of_policy = Policy(algorithm, {}, environment_spec)(environments.Corridor().observation())  # type: ignore[arg-type]
+        assert space.contains(of_policy)
+        np.testing.assert_array_equal(of_policy, bound)
+        np.testing.assert_array_equal(environments.Acts.actions[-1], bound)
+    environment.close()

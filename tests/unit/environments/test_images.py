@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from apex_jax.environments.environment import environment_spec_of, log_reading, segment_spec
+from apex_jax.environments.environment import environment_spec_of, segment_spec
 from apex_jax.environments.gymnasium_tasks import make
 from apex_jax.environments.images import image_spec, reading
 from apex_jax.host.errors import UsageError
@@ -20,20 +20,17 @@ from tests.unit.environments.test_gymnasium_tasks import OWN, config
 COLOR = spaces.Box(0, 255, (64, 48, 3), np.uint8)
 
 
-@pytest.mark.parametrize(
-    ("shape", "layout", "frame"),
-    [
-        ((84, 84), "HW", (84, 84)),
-        ((210, 160, 3), "HWC", (210, 160, 3)),
-        ((7, 7, 3), "HWC", (7, 7, 3)),
-        ((3, 64, 48), "CHW", (64, 48, 3)),
-        ((4, 64, 64), "CHW", (64, 64, 4)),  # FrameStackObservation over grey
-        ((3, 64, 48, 3), "CHWC", (64, 48, 9)),  # the same over color
-        ((4, 3, 64, 48), "CCHW", (64, 48, 12)),  # over channels first
-        ((4, 84, 84, 1), "CHWC", (84, 84, 4)),
-        ((64, 48, 3, 4), "HWCC", (64, 48, 12)),
-    ],
-)
+@pytest.mark.parametrize(("shape", "layout", "frame"), [
+    ((84, 84), "HW", (84, 84)),
+    ((210, 160, 3), "HWC", (210, 160, 3)),
+    ((7, 7, 3), "HWC", (7, 7, 3)),
+    ((3, 64, 48), "CHW", (64, 48, 3)),
+    ((4, 64, 64), "CHW", (64, 64, 4)),  # FrameStackObservation over grey
+    ((3, 64, 48, 3), "CHWC", (64, 48, 9)),  # the same over color
+    ((4, 3, 64, 48), "CCHW", (64, 48, 12)),  # over channels first
+    ((4, 84, 84, 1), "CHWC", (84, 84, 4)),
+    ((64, 48, 3, 4), "HWCC", (64, 48, 12)),
+])  # fmt: skip
 @pytest.mark.parametrize(("dtype", "high"), [(np.uint8, 255), (np.float32, 1), (np.float64, 255), (np.int64, 255)])
 def test_height_and_width_are_the_two_neighbouring_axes_that_are_long(
     shape: tuple[int, ...], layout: str, frame: tuple[int, ...], dtype: Any, high: int
@@ -98,14 +95,11 @@ def test_layout_of_the_user_replaces_that_of_the_shape() -> None:
     assert "environment.observation_layout=CHW" in line
 
 
-@pytest.mark.parametrize(
-    ("space", "layout", "message"),
-    [
-        (COLOR, "CHWC", "set environment.observation_layout=auto or vector"),
-        (spaces.Discrete(3), "HW", r"environment.observation_layout=HW: environment.task=A returns Discrete\(3\)"),
-        (spaces.Box(-np.inf, np.inf, (64, 64), np.float32), "HW", "have no bounds; wrap it in .*TransformObservation"),
-    ],
-)
+@pytest.mark.parametrize(("space", "layout", "message"), [
+    (COLOR, "CHWC", "set environment.observation_layout=auto or vector"),
+    (spaces.Discrete(3), "HW", r"environment.observation_layout=HW: environment.task=A returns Discrete\(3\)"),
+    (spaces.Box(-np.inf, np.inf, (64, 64), np.float32), "HW", "have no bounds; wrap it in .*TransformObservation"),
+])  # fmt: skip
 def test_layout_that_the_space_does_not_have_is_refused(space: Any, layout: str, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         image_spec("A", space, layout)
@@ -135,16 +129,3 @@ def test_policy_takes_the_images_that_the_environment_returns(shape: tuple[int, 
             np.testing.assert_array_equal(each, [frame] * stack)
     with pytest.raises(ValueError, match=re.escape(str(shape))):
         Policy(Algorithm(), {}, environment_spec)(frame[:10])  # type: ignore[arg-type]
-
-
-def test_reading_of_the_observations_is_one_line_of_the_log_with_the_key_that_changes_it(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    shape, kernels = "environment.settings={shape: [4, 20, 24]}", "network.kernel_sizes=[8,4,1]"
-    caplog.set_level("INFO")
-    log_reading(config(f"{OWN}Pixels", shape, kernels))
-    log_reading(config(f"{OWN}Pixels", shape, "environment.observation_layout=vector"))
-    log_reading(config("CartPole-v1"))
-    images, vectors = caplog.messages
-    assert "20 x 24 pixels with 4 channels (environment.observation_layout=CHW)" in images
-    assert "1,920 numbers (environment.observation_layout=vector)" in vectors

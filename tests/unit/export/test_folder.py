@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -13,12 +15,11 @@ import pytest
 from apex_jax import load_policy
 from apex_jax.config.load import config_of
 from apex_jax.environments.gymnasium_processes import describe
-from apex_jax.export import programs
+from apex_jax.export import export_command, programs
 from apex_jax.export.folder import exported_config, write_files
 from apex_jax.host.errors import RunError, UsageError
 from apex_jax.policy import load_agent
 from apex_jax.run.params_file import read_metadata
-from tests.rigs.exported import run_elsewhere
 from tests.rigs.saved_runs import save_best, save_run
 
 EVALUATION = {"time": 1795594958.0, "updates": 2, "exploration": 0.05, "returns": [1.0, 0.0, -1.0, 1.0]}
@@ -169,5 +170,67 @@ def test_the_code_on_the_page_runs_without_apex_jax_and_gives_the_action_of_the_
     stack = (spec.frame_stack,) if spec.frame_stack > 1 else ()
     expected = policy(np.zeros((1, *stack, *spec.frame_shape), spec.frame_dtype))
     for program in (for_jax, for_onnx):
-        output = run_elsewhere(tmp_path / "folder", f"{program}\nimport json; print(json.dumps(action.tolist()))")
+        command = [sys.executable, "-I", "-c", f"{program}\nimport json; print(json.dumps(action.tolist()))"]
+        environment = {"JAX_PLATFORMS": "cpu"}
+        output = subprocess.check_output(command, cwd=tmp_path / "folder", env=environment, text=True, timeout=120)
         np.testing.assert_allclose(json.loads(output), expected, rtol=1e-5, atol=1e-5)
+
+
+# The command --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(autouse=True)
+def _keep_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JAX_PLATFORMS", "cpu")  # which the command sets
+
+
+def write(path: Path, run: str, updates: int | None, code: dict[str, str]) -> list[str]:
+    (path / "file").write_text(f"{run} {updates} {code}")
+    return ["a note"]
+
+
+def test_a_new_or_empty_folder_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("apex_jax.export.folder.write_files", write)
+    (tmp_path / "empty").mkdir()
+    (tmp_path / ".new.half").mkdir()  # left by a killed process
+    (tmp_path / ".new.half" / "old").touch()
+    for name, arguments in (("new", []), ("empty", ["environment.task=gymnasium:a:B", "--updates", "7"])):
+        assert export_command.run(["run", str(tmp_path / name), *arguments]) == 0
+        assert capsys.readouterr().out == f"{tmp_path / name}: file\na note\n"
+    assert {path.name for path in tmp_path.iterdir()} == {"new", "empty"}
+    assert [path.name for path in (tmp_path / "new").iterdir()] == ["file"]
+    assert (tmp_path / "empty" / "file").read_text() == "run 7 {'environment.task': 'gymnasium:a:B'}"
+
+
+@pytest.mark.parametrize(("name", "message"), [
+    ("full", "is not empty"),
+    ("full/file", "is no folder"),
+    ("none/new", "there is no folder .*none"),
+    ("/", "has no name"),
+    ("", "has no name"),
+])  # fmt: skip
+def test_a_folder_that_cannot_be_made_is_refused_and_kept(
+    name: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("apex_jax.export.folder.write_files", write)
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "file").write_text("kept")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UsageError, match=f"^export: .*{message}"):
+        export_command.run(["run", name])
+    assert (tmp_path / "full" / "file").read_text() == "kept"
+    assert os.listdir(tmp_path) == ["full"]
+
+
+@pytest.mark.parametrize("error", [RunError("a line"), OSError(28, "No space left on device"), KeyboardInterrupt()])
+def test_a_failed_export_leaves_nothing(error: BaseException, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(path: Path, *_: object) -> list[str]:
+        (path / "file").touch()
+        raise error
+
+    monkeypatch.setattr("apex_jax.export.folder.write_files", fail)
+    with pytest.raises((RunError, KeyboardInterrupt)):
+        export_command.run(["run", str(tmp_path / "new")])
+    assert os.listdir(tmp_path) == []

@@ -13,7 +13,7 @@ from huggingface_hub import ModelCard, ModelCardData
 
 from apex_jax.config import EnvironmentConfig
 from apex_jax.export.model_card import model_card
-from apex_jax.types import ActionSpec, EnvironmentSpec, Part, SegmentSpec
+from apex_jax.types import Part
 from tests.rigs.exported import KINDS, agent_of
 
 RESULTS = {
@@ -34,9 +34,6 @@ START: dict[str, Any] = {
     "processor": "a processor",
     "cores": 2,
 }
-
-
-COLOR = SegmentSpec((48, 40, 3), "uint8", 2, 40, 3, ActionSpec.discrete(4))
 
 
 def card_of(kind: str, run: Path, results: dict[str, Any] | None = RESULTS, files: set[str] = FILES) -> str:
@@ -87,24 +84,6 @@ def test_card_without_an_evaluation_states_that_there_is_none(tmp_path: Path) ->
 def test_the_page_describes_observations_actions_and_result(kind: str, texts: list[str], tmp_path: Path) -> None:
     card = card_of(kind, tmp_path)
     assert [text for text in texts if text not in card] == []
-
-
-@pytest.mark.parametrize(("parts", "text"), [
-    (None, "`uint8[N, 2, 48, 40, 3]`: the newest 2 frames, oldest first"),
-    ((Part((), (), (10,), (0,)),), "one-hot (0 to 9)"),
-])  # fmt: skip
-def test_the_page_of_an_environment_of_gymnasium_describes_what_it_returns(
-    parts: tuple[Part, ...] | None, text: str, tmp_path: Path
-) -> None:
-    agent = agent_of("a vector" if parts else "pixels in stacks")
-    spec = agent.environment_spec.spec if parts else COLOR
-    environment = EnvironmentConfig(task="gymnasium:a:Maze-v0", frame_stack=spec.frame_stack, frame_skip=1)
-    config, environment_spec = agent.config.replace(environment=environment), EnvironmentSpec(spec, parts, None, None)
-    agent = agent._replace(config=config, environment_spec=environment_spec)
-    card = model_card(agent, tmp_path, RESULTS, FILES)
-    assert text in card
-    [result] = read_by_the_hub(card).eval_results or []
-    assert result.dataset_name == "Maze-v0"
 
 
 def test_the_page_describes_the_training_of_the_agent(tmp_path: Path) -> None:

@@ -1,31 +1,34 @@
-"""The replay server stores each segment once and in order, acknowledges, counts refusals, and averages games."""
+"""The replay server stores each segment once and in order, welcomes, refuses and evicts actors, and averages games."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import msgpack
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from apex_jax.links import experience_server
+from apex_jax.links import experience_server, membership
 from apex_jax.links.episode_means import EpisodeMeans
+from apex_jax.links.membership import MAX_ACTOR_NUMBER, ActorPeer, Membership, Waiting
 from apex_jax.run.metrics import EPSILON_BANDS
-from apex_jax.transport import wire
+from apex_jax.transport import sockets, wire
 from apex_jax.transport.messages import (
     ActorHello,
     ActorStatus,
     ActorWelcome,
     EpisodeStatistics,
     Finish,
+    Goodbye,
     LearnerHello,
     Rejoin,
     SegmentAck,
 )
-from apex_jax.types import PEER_TIMEOUT_SECONDS
-from tests.rigs.experience_link import CREDIT, KEY, Link, limiter_that_lets_in, link, message_of, put_all
+from apex_jax.types import PEER_TIMEOUT_SECONDS, SegmentRecord
+from tests.rigs.experience_link import CREDIT, KEY, Link, join, limiter_that_lets_in, link, message_of
 from tests.rigs.links import TRANSITIONS, waiting_in
 from tests.rigs.messages import speaking
 
@@ -52,24 +55,6 @@ def test_segments_are_answered_while_the_limiter_allows_no_insert(link: Link) ->
             peer.send(message_of(number))  # once more
         assert peer.receive(SegmentAck).sequence == 1
     assert server.stored() == [1]
-
-
-def test_an_actor_whose_segment_arrived_damaged_rejoins_and_sends_it_again(link: Link) -> None:
-    server = link.server()
-    peer = link.peer(server, peer_id=1)
-    peer.send(message_of(1))
-    assert peer.receive(SegmentAck).sequence == 1
-    peer.send_frames(b"damaged", *map(bytes, wire.encode(message_of(2))[1:]))
-    peer.send(message_of(3), ActorStatus(1, 0.0, 0))
-    peer.receive(Rejoin)
-    peer.receive(Rejoin)
-    peer.send(ActorHello(1, KEY, 4, acknowledged=1))
-    peer.receive(ActorWelcome)
-    peer.send(message_of(2), message_of(3))
-    while peer.receive(SegmentAck).sequence < 3:
-        pass
-    assert server.stored() == [1, 2, 3]
-    assert +server.dropped == {"not_msgpack": 1, "early_segment": 1}
 
 
 def test_an_empty_server_accepts_the_oldest_unacknowledged_segment_of_an_actor(link: Link) -> None:
@@ -119,24 +104,11 @@ def test_the_end_of_the_run_reaches_every_actor(link: Link) -> None:
     for stream in streams:
         server.until(stream.finished.is_set)
         assert stream.error is None
+        stream.close()
+    server.until(lambda: not server.service.actors)
     peer = link.peer(server, peer_id=3)
     server.service.finish("enough")
     assert peer.receive(Finish).reason == "enough"
-
-
-def test_only_stored_segments_are_acknowledged(link: Link) -> None:
-    server = link.server(limiter_that_lets_in(2))
-    peer = link.peer(server, peer_id=1)
-    peer.send(*(message_of(number) for number in (1, 2, 3, 4)))
-    acknowledged = 0
-    while acknowledged < 2:
-        acknowledged = peer.receive(SegmentAck).sequence
-    assert acknowledged == 2
-    server.until(lambda: waiting_in(server.service) == 2)
-    assert peer.receives_nothing()
-    server.limiter.sample(2 * TRANSITIONS)
-    assert peer.receive(SegmentAck).sequence == 4
-    assert server.stored() == [1, 2, 3, 4]
 
 
 def test_a_sender_beyond_its_credit_is_counted_and_not_stored(link: Link) -> None:
@@ -153,21 +125,147 @@ def test_a_sender_beyond_its_credit_is_counted_and_not_stored(link: Link) -> Non
     server.until(lambda: server.dropped["duplicate_segment"] == 1)
 
 
-@pytest.mark.parametrize("num_stored", [1, 3])
-def test_segments_of_an_evicted_actor_are_stored_once_and_within_its_credit(link: Link, num_stored: int) -> None:
-    server = link.server(limiter_that_lets_in(num_stored))
-    stream = link.stream(queue_size=8)
-    put_all(stream, range(num_stored + CREDIT + 3), server)
-    for _ in range(3):
-        server.until(lambda: waiting_in(server.service) == CREDIT)
+# Who may join, and under which numbers ------------------------------------------------------------------------------
+
+
+def test_each_actor_is_welcomed_with_ladder_indices_of_its_own(link: Link) -> None:
+    server = link.server()
+    first, second = join(link.peer(server), 1), join(link.peer(server), 2)
+    assert (first.actor_number, second.actor_number) == (1, 2)
+    assert sorted([*first.ladder_indices, *second.ladder_indices]) == list(range(8))
+    assert (first.ladder_size, first.max_outstanding_segments) == (8, CREDIT)
+
+
+def test_a_silent_actor_is_evicted_and_its_ladder_indices_go_to_the_next(link: Link) -> None:
+    server = link.server()
+    silent, alive = link.peer(server), link.peer(server)
+    ladder_indices = join(silent, 1).ladder_indices
+    join(alive, 2)
+    server.now_seconds = PEER_TIMEOUT_SECONDS
+    alive.send(ActorStatus(2, 5.0, 7))
+    server.until(lambda: any(actor.status.weights_version == 7 for actor in server.service.actors.values()))
+    server.service.evict_dead_peers(PEER_TIMEOUT_SECONDS)
+    assert len(server.service.actors) == 2
+    server.service.evict_dead_peers(PEER_TIMEOUT_SECONDS + 0.1)
+    assert [actor.peer_id for actor in server.service.actors.values()] == [2]
+    assert join(link.peer(server), 3).ladder_indices.tolist() == ladder_indices.tolist()
+
+
+def test_nobody_is_evicted_while_its_heartbeat_may_be_pending_but_a_flood_protects_nobody(
+    link: Link, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(experience_server, "MAX_ACTORS", 2)
+    server = link.server()
+    _, flooding = link.peer(server, peer_id=1), link.peer(server, peer_id=2)
+    monkeypatch.setattr(sockets, "MESSAGES_AT_ONCE", 1)
+    flooding.send(*[ActorStatus(2, 0.0, 0)] * 6)
+    for number in range(1, 6):  # two peers can have at most so many unread heartbeats as there are peers, twice over
+        assert server.socket.poll(10_000)
+        server.service.read(PEER_TIMEOUT_SECONDS + 1)
         server.service.evict_dead_peers(PEER_TIMEOUT_SECONDS + 1)
-        assert not server.service.actors
-    server.until(lambda: waiting_in(server.service) == CREDIT)
-    server.limiter.sample(10**6)
-    sent = num_stored + CREDIT + 3
-    server.until(lambda: stream.acknowledged == sent * TRANSITIONS)
-    assert server.stored() == list(range(sent))
-    assert +server.dropped == {}
+        assert len(server.service.actors) == (2 if number <= 4 else 1)
+
+
+def test_an_actor_that_reconnects_keeps_its_ladder_indices(link: Link) -> None:
+    server = link.server()
+    before = join(link.peer(server), 1)
+    join(link.peer(server), 2)
+    after = join(link.peer(server), 1)
+    assert (after.actor_number, after.ladder_indices.tolist()) == (before.actor_number, before.ladder_indices.tolist())
+    assert len(server.service.actors) == 2
+
+
+def test_a_repeated_hello_is_welcomed_once(link: Link) -> None:
+    server = link.server()
+    peer = link.peer(server, peer_id=1)
+    peer.send(ActorHello(1, KEY, 4))
+    assert peer.receives_nothing()
+    assert len(server.service.actors) == 1
+
+
+def test_a_new_peer_id_on_a_connection_frees_the_ladder_indices_of_the_previous_one(link: Link) -> None:
+    server = link.server()
+    peer = link.peer(server)
+    first, *_ = [join(peer, peer_id) for peer_id in range(1, 10)]
+    assert len(server.service.actors) == 1
+    peer.send(Goodbye(9))
+    server.until(lambda: not server.service.actors)
+    assert join(link.peer(server), 10).ladder_indices.tolist() == first.ladder_indices.tolist()
+
+
+def test_a_restarted_server_accepts_the_ladder_indices_and_the_actor_number_of_an_actor(link: Link) -> None:
+    first = link.server()
+    streams = [link.stream(peer_id) for peer_id in (1, 2)]
+    first.until(lambda: all(stream.wait_for_welcome(0) for stream in streams))
+    welcomes: list[Any] = [stream.wait_for_welcome(0) for stream in streams]
+    first.close()
+    second = link.server()
+    newcomer = join(link.peer(second), 3)
+    second.until(lambda: len(second.service.actors) == 3)
+    for actor in second.service.actors.values():
+        if actor.peer_id != 3:
+            welcome = welcomes[actor.peer_id - 1]
+            assert (actor.actor_number, [*actor.ladder_indices]) == (welcome.actor_number, [*welcome.ladder_indices])
+    assert sorted(actor.actor_number for actor in second.service.actors.values() if actor.peer_id != 3) == [1, 2]
+    assert newcomer.ladder_size == 8
+    assert join(link.peer(second), 4).actor_number == 3
+
+
+def test_a_new_actor_gets_the_ladder_indices_of_a_quiet_one_before_its_eviction(link: Link) -> None:
+    server = link.server()
+    living, dead = link.peer(server, peer_id=1), join(link.peer(server), 2)
+    server.now_seconds = membership.QUIET_SECONDS + 1.0
+    living.send(ActorStatus(1, 0.0, 0))
+    assert living.receive(SegmentAck).sequence == 0
+    again = join(link.peer(server), 3)
+    assert len(server.service.actors) == 3, "the dead one is not forgotten yet"
+    assert again.ladder_indices.tolist() == dead.ladder_indices.tolist()
+    assert again.actor_number == 3
+
+
+@pytest.mark.parametrize("ladder_indices", [[0, 1, 2], [0, 1, 2, 8], [-1, 0, 1, 2], []])
+def test_ladder_indices_outside_the_ladder_are_replaced(link: Link, ladder_indices: list[int]) -> None:
+    peer = link.peer(link.server())
+    peer.send(ActorHello(1, KEY, 4, actor_number=5, ladder_indices=np.array(ladder_indices, np.int32)))
+    welcome = peer.receive(ActorWelcome)
+    assert (welcome.actor_number, welcome.ladder_indices.tolist()) == (5, [0, 2, 5, 7])
+
+
+@pytest.mark.parametrize(("claim", "given"), [
+    (MAX_ACTOR_NUMBER, MAX_ACTOR_NUMBER),
+    (MAX_ACTOR_NUMBER + 1, 1),  # not accepted
+    (2**48, 1),  # the largest of a message
+])  # fmt: skip
+def test_after_the_largest_claimed_actor_number_later_ones_still_fit_in_a_message(
+    link: Link, claim: int, given: int
+) -> None:
+    server = link.server()
+    peer = link.peer(server)
+    peer.send(ActorHello(1, KEY, 4, actor_number=claim, ladder_indices=np.arange(4, dtype=np.int32)))
+    assert peer.receive(ActorWelcome).actor_number == given
+    second = join(link.peer(server), 2)
+    assert second.actor_number == given + 1, "a number that fits the protocol"
+
+
+def test_an_actor_beyond_the_limit_is_refused_and_retries(
+    link: Link, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(experience_server, "MAX_ACTORS", 1)
+    server = link.server()
+    peer = link.peer(server, peer_id=1)
+    stream = link.stream(peer_id=2)
+    server.until(lambda: stream.dropped["refused"] >= 3)
+    assert not stream.finished.is_set()
+    assert len(caplog.records) == 1
+    back = link.peer(server)
+    join(back, 1)  # it is no other
+    back.send(Goodbye(1))
+    server.until(lambda: stream.wait_for_welcome(0))
+    peer.send(message_of(1))
+    peer.receive(Rejoin)
+
+
+# Games ------------------------------------------------------------------------------------------------------------
 
 
 GAME = st.tuples(st.sampled_from([0.0, 0.005, 0.03, 0.1, 0.9, 1.0]), st.integers(-100, 1000), st.integers(0, 10**6))
@@ -188,6 +286,7 @@ def band_of(epsilon: float) -> str:
     return "epsilon_0.05_to_0.2" if epsilon < 0.2 else "epsilon_above_0.2"
 
 
+@settings(max_examples=40)
 @given(messages=st.lists(st.lists(GAME, max_size=5), max_size=5))
 def test_means_are_of_all_games_however_they_are_spread_over_messages(messages: list[list[Any]]) -> None:
     means, games = EpisodeMeans(EPSILON_BANDS), [game for message in messages for game in message]
@@ -224,3 +323,53 @@ def test_means_of_numbers_in_info_are_of_the_games_that_have_them() -> None:
     assert (values["charts/info_is_success"], values["charts/info_level"]) == (0.5, 3.0)
     assert "charts/info_other" not in values
     assert means.emptied().values() == {}
+
+
+# Turns and places ---------------------------------------------------------------------------------------------------
+
+
+LADDER = 8
+
+
+def actor_of(peer_id: int) -> ActorPeer:
+    ladder_indices = np.array([peer_id % LADDER], np.int32)
+    return ActorPeer(peer_id, peer_id, ladder_indices, ActorStatus(peer_id, 0.0, 0), 0, b"%d" % peer_id)
+
+
+def test_connected_actors_take_turns_and_their_segments_are_stored_in_order() -> None:
+    membership, stored = Membership(LADDER), []
+    for peer_id, segments in ((1, 4), (2, 2), (3, 3), (4, 1)):
+        membership.join(actor := actor_of(peer_id))
+        for sequence in range(1, segments + 1):
+            actor.received = sequence
+            membership.enqueue(actor, Waiting(SegmentRecord(peer_id, sequence, 0, 1, b"", 0), None, "refused"))
+    membership.leave(b"3")
+    while (waiting := membership.next_waiting()) is not None:
+        stored.append((waiting.segment.peer_id, waiting.segment.sequence))
+        assert membership.dequeue().stored == waiting.segment.sequence
+    assert stored == [(1, 1), (2, 1), (4, 1), (1, 2), (2, 2), (1, 3), (1, 4)]
+
+
+@pytest.mark.parametrize("servers", [1, 2, 3])
+def test_servers_assign_different_actor_numbers_and_places_that_span_the_ladder(servers: int) -> None:
+    ladder = 24
+    places: list[int] = []
+    actor_numbers: list[int] = []
+    for index in range(servers):
+        membership, newest = Membership(ladder, index, servers), 0
+        for peer_id in range(1, 24 // servers // 4 + 1):
+            newest, ladder_indices = membership.choose(ActorHello(peer_id, "", num_environments=4), newest, 0.0)
+            membership.join(replace(actor_of(peer_id), ladder_indices=ladder_indices))
+            actor_numbers.append(newest)
+            places += ladder_indices.tolist()
+            assert ladder_indices.min() < ladder / 3
+            assert ladder_indices.max() >= ladder * 2 / 3
+    assert sorted(places) == list(range(ladder))
+    assert sorted(actor_numbers) == list(range(1, len(actor_numbers) + 1))
+
+
+def test_actor_that_comes_from_another_server_keeps_its_places_under_a_new_actor_number() -> None:
+    membership = Membership(LADDER, index=1, servers=2)
+    hello = ActorHello(7, "", num_environments=3, ladder_indices=np.array([0, 4, 6], np.int32))
+    actor_number, ladder_indices = membership.choose(hello, 5, 0.0)
+    assert (actor_number, ladder_indices.tolist()) == (6, [0, 4, 6])

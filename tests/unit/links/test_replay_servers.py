@@ -15,13 +15,14 @@ from apex_jax.host.errors import RunError
 from apex_jax.links.replay_servers import Batches, Merged, Plan, ReplayServers, merge
 from apex_jax.links.sampling_client import Received, Segments
 from apex_jax.replay.buffer import ReplayBuffer
-from apex_jax.replay.fractions import counts_of, fractions_of, importance_weights
+from apex_jax.replay.fractions import MIN_PROBABILITY, counts_of, fractions_of, importance_weights
 from apex_jax.replay.rate_limiter import RateLimiter
 from apex_jax.run.identity import RunIdentity
 from apex_jax.transport.messages import IndexBatches, LearnerHello
+from apex_jax.types import MAX_SERVERS
 from tests.rigs.buffers import L as BUFFER_L
 from tests.rigs.buffers import buffer_of, columns_of
-from tests.rigs.links import SPEC, TRANSITIONS, free_address, free_limiter, wait_until
+from tests.rigs.links import SPEC, TRANSITIONS, free_address, free_limiter, highest, wait_until
 from tests.rigs.sampling_link import CAPACITY, B, K, L, Server, hello_of
 
 BETA = 0.4
@@ -221,7 +222,7 @@ def test_priorities_go_to_the_server_of_each_transition(fleet: Fleet) -> None:
         )
 
 
-def test_lost_server_is_drawn_around_and_drawn_from_again_once_it_is_back(fleet: Fleet) -> None:
+def test_lost_server_is_drawn_around_and_drawn_from_again_once_it_may_be(fleet: Fleet) -> None:
     for index in range(3):
         fleet.start(index, segments=3)
     stream = fleet.join(groups=4)
@@ -229,10 +230,14 @@ def test_lost_server_is_drawn_around_and_drawn_from_again_once_it_is_back(fleet:
     fleet.kill(1)
     for _ in range(20):
         fleet.batches(of(0, 2))
-    fleet.start(1, segments=5)  # it comes back with other content
-    fleet.batches(of(0, 1, 2))
+    server = fleet.start(1, segments=0, limiter=free_limiter(min_size=2 * TRANSITIONS))
+    wait_until(lambda: stream.peer_states == ["joined"] * 3, fleet.serve)
     assert stream.disconnects == 1
-    assert stream.peer_states == ["joined"] * 3
+    server.insert(1)
+    for _ in range(20):
+        fleet.batches(of(0, 2))
+    server.insert(1)
+    fleet.batches(of(0, 1, 2))
 
 
 def indices_of(merged: Merged) -> np.ndarray:
@@ -257,22 +262,6 @@ def test_each_device_has_its_part_of_every_batch_from_its_own_servers_or_all_wai
         assert all(fleet.consume() is None for _ in range(20)), "the first device does not learn alone"
         fleet.start(3, segments=2)
         fleet.batches(of(0, 1, 3))
-
-
-def test_server_that_comes_back_empty_is_drawn_from_once_it_may_be(fleet: Fleet) -> None:
-    for index in range(3):
-        fleet.start(index, segments=3)
-    fleet.join()
-    fleet.batches(of(0, 1, 2))
-    fleet.kill(2)
-    fleet.batches(of(0, 1))
-    server = fleet.start(2, segments=0, limiter=free_limiter(min_size=2 * TRANSITIONS))
-    wait_until(lambda: fleet.stream is not None and fleet.stream.peer_states[2] == "joined", fleet.serve)
-    server.insert(1)
-    for _ in range(20):
-        fleet.batches(of(0, 1))
-    server.insert(1)
-    fleet.batches(of(0, 1, 2))
 
 
 def test_server_that_its_rate_limiter_stops_does_not_stop_the_learner(fleet: Fleet) -> None:
@@ -305,9 +294,9 @@ def test_learning_begins_at_the_minimum_size_of_all_servers_together(fleet: Flee
 
 def test_learner_ends_in_one_line_once_all_servers_have_been_away_for_the_limit(fleet: Fleet) -> None:
     fleet.start(0, segments=3)
-    stream = fleet.join(away_limit_seconds=1.0)
+    stream = fleet.join(away_limit_seconds=0.5)
     fleet.batches(of(0))
-    until = time.monotonic() + 1.5
+    until = time.monotonic() + 0.7
     while time.monotonic() < until:
         fleet.batches(of(0))  # two of three have never been here
     fleet.kill(0)
@@ -322,3 +311,62 @@ def test_addresses_in_another_order_than_the_servers_are_refused_in_one_line(fle
     with pytest.raises(RunError, match=r"replay\.index=0, the learner expects number 1 at this place") as caught:
         wait_until(lambda: stream.next(0.0), fleet.serve)
     assert str(caught.value).isprintable()
+
+
+# Fractions ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("totals", "groups", "fractions"), [
+    ([5.0], 1, [1.0]),
+    ([1.0, 3.0], 1, [0.25, 0.75]),
+    ([1.0, 0.0, 3.0], 1, [0.25, 0.0, 0.75]),
+    ([1.0, 1000.0], 2, [0.5, 0.5]),
+    ([1.0, 3.0, 8.0, 0.0], 2, [0.125, 0.375, 0.5, 0.0]),  # servers 0 and 1 are a group
+])  # fmt: skip
+def test_fractions_are_in_proportion_within_a_group_and_equal_between_groups(
+    totals: list[float], groups: int, fractions: list[float]
+) -> None:
+    np.testing.assert_allclose(fractions_of(np.array(totals), groups), fractions)
+
+
+def test_weights_are_finite_for_the_most_extreme_numbers_that_servers_may_send() -> None:
+    totals = np.full(MAX_SERVERS, highest(IndexBatches, "total_priority"))
+    probabilities = MIN_PROBABILITY * fractions_of(totals)
+    assert importance_weights(probabilities[None], 10.0).tolist() == [[1.0] * MAX_SERVERS]
+
+
+def test_counts_are_the_fractions_rounded_and_sum_up_to_the_batch() -> None:
+    rng = np.random.default_rng(0)
+    for _ in range(200):
+        fractions = rng.dirichlet(np.full(int(rng.integers(1, 9)), 0.3))
+        size = int(rng.integers(1, 600))
+        counts = counts_of(fractions, size, rng.random(7))
+        assert counts.shape == (7, len(fractions))
+        assert counts.dtype == np.int32
+        assert (counts.sum(axis=1) == size).all()
+        assert (np.abs(counts - fractions * size) < 1 + 1e-6).all()
+
+
+def test_expected_count_is_exactly_the_share_of_the_batch() -> None:
+    """Over a grid of uniforms, the mean of a count is its expectation."""
+    fractions = np.array([0.0004, 0.1003, 0.6, 0.2993])
+    uniforms = (np.arange(10_000) + 0.5) / 10_000
+    np.testing.assert_allclose(counts_of(fractions, 512, uniforms).mean(axis=0), fractions * 512, atol=1e-3)
+
+
+def test_each_group_gives_exactly_its_part_of_every_batch() -> None:
+    """As the update on several devices requires, however its part is divided among the servers of the group."""
+    rng = np.random.default_rng(1)
+    for _ in range(200):
+        groups, servers, part = (int(each) for each in rng.integers(1, 6, size=3))
+        totals = rng.random(groups * servers) * 10.0 ** rng.integers(-4, 5, groups * servers)
+        counts = counts_of(fractions_of(totals, groups), groups * part, rng.random(9))
+        assert (counts.reshape(9, groups, servers).sum(axis=2) == part).all()
+
+
+def test_weights_are_those_of_the_paper_over_the_largest_of_the_batch() -> None:
+    probabilities = np.random.default_rng(3).random((3, 8)) + 1e-3
+    weights = (1000 * probabilities) ** -0.4
+    expected = weights / weights.max(axis=1, keepdims=True)
+    np.testing.assert_allclose(importance_weights(probabilities, 0.4), expected, rtol=1e-6)
+    assert importance_weights(probabilities, 0.0).tolist() == np.ones((3, 8)).tolist()

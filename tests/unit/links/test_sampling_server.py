@@ -2,24 +2,45 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
+import zmq
 
 from apex_jax.host.errors import RunError
 from apex_jax.links import sampling_client, sampling_server
-from apex_jax.links.sampling_client import Received
+from apex_jax.links.sampling_client import Received, Segments
 from apex_jax.segment_codec import encode_segment
+from apex_jax.transport import monitor, sockets
 from apex_jax.transport.messages import (
+    ActorHello,
+    CorruptSegments,
     Credit,
     Goodbye,
     IndexBatches,
     LearnerWelcome,
     Refusal,
+    Rejoin,
     StreamedSegments,
 )
 from apex_jax.types import MAX_SAMPLES_PER_INSERT, PEER_TIMEOUT_SECONDS
-from tests.rigs.links import CONFIG, SPEC, TRANSITIONS, free_limiter, segment_of, wait_until
-from tests.rigs.sampling_link import CAPACITY, B, K, Learner, Link, Server, credit, hello_of
+from tests.rigs.links import CONFIG, SPEC, TRANSITIONS, segment_of, wait_until
+from tests.rigs.sampling_link import (
+    CAPACITY,
+    AskingClient,
+    B,
+    FalseServer,
+    K,
+    L,
+    Learner,
+    Link,
+    Server,
+    batches_of,
+    credit,
+    hello_of,
+    streamed,
+)
 
 # The stream -------------------------------------------------------------------------------------------------------
 
@@ -36,35 +57,6 @@ def test_a_learner_gets_all_live_segments_oldest_first_and_then_batches(sampling
     assert content.indices.shape == (K * B,)
     assert (content.environment_steps, content.size_transitions) == (77, CAPACITY * TRANSITIONS)
     assert (content.age_seconds, content.samples_per_insert) == (1.0, K * B / ((CAPACITY + 3) * TRANSITIONS))
-
-
-@pytest.mark.parametrize("seed", range(4))
-def test_each_segment_is_sent_once_and_before_the_first_batch_with_it(
-    sampling: Link, seed: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The learner's model of its frame store is compared with the generations of every draw, see `Learner.consume`."""
-    monkeypatch.setattr(sampling_server, "SEGMENTS_AT_ONCE", 2)
-    monkeypatch.setattr(sampling_client, "SEGMENTS_WINDOW", 3)
-    rng = np.random.default_rng(seed)
-    server = sampling.server()
-    stream = sampling.stream()
-    learner = Learner(stream)
-    for _ in range(300):
-        operation = rng.integers(5)
-        if operation == 0:
-            server.insert(int(rng.integers(1, CAPACITY)))
-        elif operation < 3:
-            server.serve()
-        elif learner.consume() is None and learner.batches:
-            stream.update_priorities(learner.batches[-1], rng.random((K, B), np.float32))
-    seen = len(learner.batches)
-    server.insert()
-    server.until(lambda: learner.consume() and learner.history[-1] == server.inserted)
-    server.until(lambda: learner.consume() and len(learner.batches) > seen + 2)
-    assert learner.history == sorted(set(learner.history))
-    assert set(learner.ring) == set(range(server.inserted - CAPACITY + 1, server.inserted + 1))
-    server.buffer.check_valid()
-    assert not stream.dropped
 
 
 def test_server_sends_no_more_than_the_credit_allows(sampling: Link) -> None:
@@ -106,19 +98,6 @@ def test_heartbeat_is_always_answered(sampling: Link) -> None:
         assert (answer.peer_id, answer.segments, answer.counts.size) == (1, 0, 0)
     peer.send(credit(1, groups=1, segments=1))
     assert peer.receives_nothing()
-
-
-def test_nothing_is_drawn_below_the_minimum_size(sampling: Link) -> None:
-    server = sampling.server(free_limiter(min_size=2 * TRANSITIONS))
-    server.insert(1)
-    peer = sampling.peer(server, hello_of())
-    peer.send(credit(1, groups=1, segments=9))
-    peer.receive(StreamedSegments)
-    assert peer.receives_nothing()
-    server.insert(1)
-    peer.receive(StreamedSegments)
-    peer.receive(IndexBatches)
-    assert server.limiter.sampled == K * B
 
 
 def test_ratio_too_large_for_a_message_is_sent_as_the_largest_one(sampling: Link) -> None:
@@ -205,7 +184,7 @@ def test_end_of_the_run_reaches_the_server_or_its_successor(sampling: Link, is_k
     server.until(lambda: server.service.learner and stream.peer_state == "joined")
     stream.finish("1000 updates")
     if is_killed:
-        wait_until(lambda: server._socket.poll(0))  # it has arrived, and is never read
+        wait_until(lambda: server.socket.poll(0))  # it has arrived, and is never read
         server.close()
         server = sampling.server()
     server.until(stream.is_finish_received.is_set)
@@ -232,15 +211,6 @@ def drawn(learner: Learner, server: Server) -> Received:
     return learner.batches[-1]
 
 
-def test_new_priorities_reach_the_replay(sampling: Link) -> None:
-    server = sampling.server()
-    server.insert(2)
-    learner = Learner(sampling.stream())
-    learner.stream.update_priorities(drawn(learner, server), np.full((K, B), 1e6, np.float32))
-    server.until(lambda: server.buffer.max_priority == 1e6)
-    assert +server.dropped == {}
-
-
 def test_restart_of_the_server_restarts_the_stream_and_voids_old_priorities(sampling: Link) -> None:
     server = sampling.server()
     server.insert(4)
@@ -258,3 +228,124 @@ def test_restart_of_the_server_restarts_the_stream_and_voids_old_priorities(samp
     server.until(lambda: server.buffer.max_priority == 1e6)
     assert +server.dropped == {}
     assert server.service.run_steps == 1234, "as the learner sends it to each server"
+
+
+# What a client rejects ----------------------------------------------------------------------------------------------
+
+
+def test_server_that_forgets_the_learner_again_and_again_does_not_grow_its_memory(
+    sampling: Link, false_server: FalseServer
+) -> None:
+    stream = sampling.stream()
+    false_server.welcome()
+    for _ in range(8):
+        false_server.send(batches_of(1))
+        false_server.send(batches_of(1))
+        false_server.send(Rejoin())
+        false_server.welcome()
+    false_server.send(batches_of(2))
+    item = stream.next(5.0)
+    assert item is not None
+    assert isinstance(item.content, IndexBatches)
+    assert item.content.indices.max() == 2, "what came before the newest welcome is void"
+    assert stream.next(0.2) is None
+
+
+def test_second_welcome_to_a_connection_makes_the_learner_join_on_a_new_one(
+    sampling: Link, false_server: FalseServer
+) -> None:
+    stream = sampling.stream()
+    false_server.welcome()
+    first = false_server.identity
+    false_server.send(LearnerWelcome(9, CAPACITY))  # for a repeated hello that a long stall has delayed
+    false_server.welcome()
+    assert false_server.identity != first
+    assert (stream.peer_state, stream.disconnects, stream.next(0.0)) == ("joined", 1, None)
+
+
+def test_undecodable_segments_are_reported_and_blank_until_they_are_excluded(
+    sampling: Link, false_server: FalseServer
+) -> None:
+    stream = sampling.stream()
+    false_server.welcome()
+    bodies = [encode_segment(segment_of(number), SPEC) for number in (1, 2, 3)]
+    bodies[1] = bodies[1][: SPEC.slots * 17] + b"\xff\xff"  # sound columns, and then no pixels
+    false_server.send(streamed(1, 2, 3, bodies=bodies))
+    item = stream.next(5.0)
+    assert item is not None
+    assert isinstance(item.content, Segments)
+    assert item.content.ring_slots.tolist() == [0, 1, 2]
+    assert item.content.frames[:, 0, 0].tolist() == [1, 0, 3]
+    assert item.content.columns["discount"].max(axis=1).tolist() == [np.float32(0.9), 0, np.float32(0.9)]
+    assert stream.dropped == {"bad_frames": 1}
+    false_server.until_received(
+        lambda message: (
+            isinstance(message, CorruptSegments)
+            and (message.ring_slots.tolist(), message.generations.tolist()) == ([1], [2])
+        )
+    )
+    stream.consumed(item)
+    false_server.until_received(lambda message: isinstance(message, Credit) and message.segments == 3)
+
+
+@pytest.mark.parametrize(("messages", "message"), [
+    ([streamed(1, 2, ring_slots=[0, CAPACITY])], "streams segments that do not fit the replay"),
+    ([streamed(1, 2, ring_slots=[-1, 0])], "streams segments that do not fit the replay"),
+    ([streamed(1, 2)._replace(body_bytes=np.array([5, 5], np.int32))], "streams segments that do not fit"),
+    ([streamed(1, 2)._replace(body_bytes=np.array([-5, 5], np.int32))], "streams segments that do not fit"),
+    ([batches_of(-1)], "sends batches that do not fit the replay"),
+    ([batches_of(CAPACITY * L)], "sends batches that do not fit the replay"),
+    ([batches_of(0, shape=(K, B + 1))], "sends batches that do not fit the replay"),
+    ([batches_of(0)._replace(probabilities=np.full(K * B, np.nan))], "sends batches that do not fit"),
+    ([batches_of(0)._replace(probabilities=np.full(K * B, 5e-324))], "sends batches that do not fit"),
+    ([batches_of(0)._replace(size_transitions=0)], "sends batches that do not fit"),
+    ([batches_of(0)] * 3, "sends more than it was given credit for"),
+    ([ActorHello(1, "", 4)], "sent what is no message .unknown_kind: ActorHello does not belong on this socket"),
+], ids=str)  # fmt: skip
+def test_a_server_that_breaks_the_protocol_ends_the_learner_in_one_line(
+    sampling: Link, false_server: FalseServer, monkeypatch: pytest.MonkeyPatch, messages: list[Any], message: str
+) -> None:
+    monkeypatch.setattr(sampling_client, "SEGMENTS_WINDOW", 2)
+    stream = sampling.stream(groups=2)
+    false_server.welcome()
+    for each in messages:
+        false_server.send(each)
+    wait_until(lambda: stream.peer_state == "refused", false_server.read)
+    with pytest.raises(RunError, match=f"^the replay server at {sampling.address} {message}") as caught:
+        stream.next(5.0)
+    assert str(caught.value).isprintable()
+
+
+def test_server_that_sends_too_much_is_disconnected_unread_and_logged_once(
+    sampling: Link, false_server: FalseServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(monitor, "RECONNECT_SECONDS", 0.1)
+    stream = sampling.stream()
+    for number in (1, 2):
+        false_server.welcome()
+        false_server.send_frame(bytes(sockets.SMALL_MESSAGE_BYTES + sockets.ENCRYPTION_BYTES + 1))
+        wait_until(lambda number=number: stream.dropped["too_large"] == number)  # type: ignore[misc]
+    false_server.welcome()
+    assert stream.disconnects == 2
+    assert caplog.text.count("sent something too long for this run") == 1
+
+
+def test_a_replay_of_another_capacity_ends_the_learner(sampling: Link) -> None:
+    server = sampling.server(capacity=CAPACITY + 1)
+    stream = sampling.stream()
+    with pytest.raises(RunError, match=r"holds 7 segments, this learner 6: replay\.capacity_transitions"):
+        server.until(lambda: stream.next(0.0))
+
+
+@pytest.mark.parametrize("is_served", [True, False])
+def test_close_ends_the_thread_and_releases_the_context(sampling: Link, is_served: bool) -> None:
+    context = zmq.Context()
+    stream = AskingClient(context, sampling.address, SPEC, hello_of(), CAPACITY, groups=2)
+    if is_served:
+        server = sampling.server()
+        server.insert(1)
+        server.until(lambda: stream.next(0.0))
+    stream.close()
+    assert not stream._thread.is_alive()
+    context.term()
+    assert context.closed

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from dataclasses import replace
 
 import numpy as np
 import pytest
-import zmq
 
-from apex_jax.config.load import load
 from apex_jax.replay.buffer import PriorityResult, ReplayBuffer
 from apex_jax.replay.fractions import importance_weights
-from apex_jax.types import Columns, SegmentSpec
-from apex_jax.workers.replay_server import ReplayServer
-from apex_jax.workers.role import RoleContext
+from apex_jax.replay.replay import Replay
+from apex_jax.types import Columns
 from tests.rigs.buffers import SPEC, L, buffer_of, columns_of, leaf, priorities_at, random_columns, update
+from tests.rigs.links import CONFIG
 
 assert SPEC.max_transitions == 9
 
@@ -28,11 +26,13 @@ class NaiveBuffer:
         self.live: dict[int, tuple[bytes, float]] = {}
         self.powers: dict[int, float] = {}
         self.inserted = 0
+        self.largest = 0.0
 
     def insert(self, body: bytes, priority: np.ndarray, now_seconds: float) -> None:
         self.inserted += 1
         self.live.pop(self.inserted - self.num_segments, None)
         self.live[self.inserted] = (body, now_seconds)
+        self.largest = max(self.largest, float(priority.max()))
         for offset, value in enumerate(priority):
             self.powers[self.slot(self.inserted) * L + offset] = float(value) ** self.alpha if value > 0 else 0.0
 
@@ -56,6 +56,7 @@ class NaiveBuffer:
             else:
                 applied += 1
                 self.powers[index] = priority**self.alpha
+                self.largest = max(self.largest, priority)
         return PriorityResult(applied, stale, invalid)
 
 
@@ -64,7 +65,7 @@ def test_agrees_with_a_naive_ring_under_random_operations(seed: int) -> None:
     rng = np.random.default_rng(seed)
     num_segments, alpha = int(rng.integers(2, 7)), float(rng.choice([0.0, 0.6, 1.0]))
     buffer, naive = buffer_of(num_segments, alpha, seed=seed), NaiveBuffer(num_segments, alpha)
-    cursor = 0
+    cursor, empty_bytes = 0, buffer.stored_bytes
     streamed: list[int] = []
     for now in range(80):
         operation = rng.integers(4)
@@ -90,6 +91,8 @@ def test_agrees_with_a_naive_ring_under_random_operations(seed: int) -> None:
             streamed.extend(expected)
         buffer.check_valid()
         assert (buffer.inserted_segments, buffer.size_segments) == (naive.inserted, len(naive.live))
+        assert buffer.max_priority == naive.largest
+        assert buffer.stored_bytes == empty_bytes + sum(len(body) for body, _ in naive.live.values())
         powers = [naive.powers.get(index, 0.0) for index in range(num_segments * L)]
         np.testing.assert_allclose(buffer.tree.get(np.arange(num_segments * L)), powers, rtol=1e-12)
         assert buffer.size_transitions == sum(power > 0 for power in powers)
@@ -100,13 +103,6 @@ def test_agrees_with_a_naive_ring_under_random_operations(seed: int) -> None:
             assert draw.generations.tolist() == numbers
             assert draw.age_seconds == pytest.approx(now - np.mean([naive.live[number][1] for number in numbers]))
     assert streamed == sorted(set(streamed))
-
-
-def test_alpha_zero_draws_all_transitions_alike_and_no_other_slot() -> None:
-    buffer = buffer_of(alpha=0.0)
-    buffer.insert(b"", priorities_at(f1=4.0, f2=1e-20), 0.0)
-    assert [leaf(buffer, index) for index in range(4)] == [0.0, 1.0, 1.0, 0.0]
-    assert set(buffer.sample([100], 0.0).indices.tolist()) == {1, 2}
 
 
 @pytest.mark.parametrize("alpha", [0.6, 1.0, 10.0])
@@ -127,54 +123,6 @@ def test_capacity_is_a_whole_number_of_segments_and_at_least_two() -> None:
     assert [ReplayBuffer(SPEC, size, 0.6, rng).capacity_segments for size in (1, 18, 44, 45)] == [2, 2, 4, 5]
 
 
-def test_stored_bytes_follow_the_bodies() -> None:
-    buffer = buffer_of(num_segments=2)
-    empty = buffer.stored_bytes
-    assert empty >= 2 * L * 8
-    for body in (b"x" * 100, b"y" * 10, b"z" * 7):
-        buffer.insert(body, priorities_at(f1=1.0), 0.0)
-    assert buffer.stored_bytes == empty + 17
-
-
-def test_max_priority_is_the_largest_ever_stored() -> None:
-    buffer = buffer_of(num_segments=2)
-    assert buffer.max_priority == 0.0
-    buffer.insert(b"", priorities_at(f1=2.0), 0.0)
-    update(buffer, (1, 1, 5.0), (1, 9, 7.0), (1, 1, 0.5))
-    assert buffer.max_priority == 5.0
-
-
-@pytest.mark.parametrize(
-    ("spec", "capacity", "alpha", "message"),
-    [
-        (SPEC._replace(slots=3), 100, 0.6, "raise slots"),
-        (SPEC, 2**31, 0.6, "lower capacity_transitions"),
-        (SPEC, 100, -0.1, "priority_exponent"),
-        (SPEC, 100, np.nan, "priority_exponent"),
-        (SPEC, 100, 11.0, "priority_exponent"),
-    ],
-)
-def test_impossible_parameters_are_refused(spec: SegmentSpec, capacity: int, alpha: float, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        ReplayBuffer(spec, capacity, alpha, np.random.default_rng(0))
-
-
-def test_transitions_are_drawn_in_proportion_to_priority_to_the_power_alpha() -> None:
-    rng, alpha = np.random.default_rng(1), 0.6
-    buffer = buffer_of(num_segments=4, alpha=alpha)
-    priorities = [random_columns(rng)["priority"] for _ in range(4)]
-    for priority in priorities:
-        buffer.insert(b"", columns_of(priority), 0.0)
-    draws = 100_000
-    counts = np.bincount(buffer.sample(np.ones(draws, int), 0.0).indices, minlength=4 * L)
-    powers = np.where(np.concatenate(priorities) > 0, np.concatenate(priorities).astype(np.float64) ** alpha, 0.0)
-    expected = draws * powers / powers.sum()
-    drawn = powers > 0
-    chi_square = ((counts - expected)[drawn] ** 2 / expected[drawn]).sum()
-    assert chi_square < drawn.sum() + 5 * np.sqrt(2 * drawn.sum())
-    assert not counts[~drawn].any()
-
-
 def test_each_batch_takes_one_transition_from_each_of_its_strata() -> None:
     buffer = buffer_of(num_segments=2, alpha=1.0)
     buffer.insert(b"", columns_of(np.ones(L)), 0.0)
@@ -190,14 +138,6 @@ def test_drawing_from_an_empty_replay_is_refused() -> None:
         buffer.sample([1], 0.0)
 
 
-def test_late_priority_is_stale_even_if_the_new_segment_has_no_transition_there() -> None:
-    buffer = buffer_of(num_segments=2)
-    for columns in (priorities_at(f1=1.0), priorities_at(f1=1.0), priorities_at(f2=1.0)):
-        buffer.insert(b"", columns, 0.0)
-    assert update(buffer, (1, 1, 9.0)) == PriorityResult(applied=0, stale=1, invalid=0)
-    assert leaf(buffer, 1) == 0.0
-
-
 @pytest.mark.parametrize("index", [-1, -(4 * L) + 1, 4 * L, 2**31, 2**32 + 1, -(2**32) + 1, 2**63 + 1, 2**64 - 1, 0, 3])
 def test_an_index_without_a_transition_is_counted_and_never_wraps(index: int) -> None:
     buffer = buffer_of()
@@ -205,13 +145,8 @@ def test_an_index_without_a_transition_is_counted_and_never_wraps(index: int) ->
         buffer.insert(b"", priorities_at(f1=1.0, f11=1.0), 0.0)
     before = buffer.tree.get(np.arange(4 * L))
     assert update(buffer, (index, 1, 9.0)) == PriorityResult(applied=0, stale=0, invalid=1)
+    assert update(buffer, (1, 2**32 + 1, 9.0)) == PriorityResult(applied=0, stale=1, invalid=0), "a generation"
     np.testing.assert_array_equal(buffer.tree.get(np.arange(4 * L)), before)
-
-
-def test_a_generation_never_wraps_into_a_live_one() -> None:
-    buffer = buffer_of()
-    buffer.insert(b"", priorities_at(f1=1.0), 0.0)
-    assert update(buffer, (1, 2**32 + 1, 9.0)) == PriorityResult(applied=0, stale=1, invalid=0)
 
 
 def test_generations_are_the_low_32_bits_of_the_insertion_id() -> None:
@@ -232,26 +167,16 @@ def inserted(buffer: ReplayBuffer, columns: Columns) -> list[float]:
 
 def test_initial_priorities_are_the_actors_unless_maximum_is_configured() -> None:
     columns = priorities_at(f1=70.0, f3=0.5)
-    of_actors = ReplayBuffer(SPEC, 18, 1.0, np.random.default_rng(0))
+    settings = replace(
+        CONFIG.replay, journal=False, capacity_transitions=18, min_size_to_sample=1, priority_exponent=1.0
+    )
+    of_actors, maximum = (
+        Replay(CONFIG.replace(replay=replace(settings, initial_priority=choice)), SPEC, np.random.default_rng(0)).buffer
+        for choice in ("actor", "maximum")
+    )
     assert inserted(of_actors, columns) == [0.0, 70.0, 0.0, 0.5]
-    maximum = ReplayBuffer(SPEC, 18, 1.0, np.random.default_rng(0), from_actors=False)
     assert inserted(maximum, columns) == [0.0, 1.0, 0.0, 1.0]
     update(maximum, (1, 1, 5.0), (3, 1, 0.5))
     assert inserted(maximum, columns) == [0.0, 5.0, 0.0, 5.0]
     assert [leaf(maximum, 1), leaf(maximum, 3)] == [5.0, 0.5]
     maximum.check_valid()
-
-
-def test_initial_priority_setting_selects_actor_or_maximum(tmp_path: Path) -> None:
-    for choice, leaves in (("actor", [0.0, 70.0, 0.0, 0.5]), ("maximum", [0.0, 1.0, 0.0, 1.0])):
-        sizes = "capacity_transitions: 64, min_size_to_sample: 1"
-        settings = [
-            f"run_directory={tmp_path}/{choice}",
-            f"replay={{initial_priority: {choice}, priority_exponent: 1, {sizes}}}",
-            *(f"addresses.{link}=ipc://{tmp_path}/{choice}-{link}" for link in ("experience", "sampling")),
-        ]
-        context = zmq.Context()
-        server = ReplayServer(RoleContext(load(None, settings), context, "replay"), SPEC)
-        assert inserted(server.replay.buffer, priorities_at(f1=70.0, f3=0.5)) == leaves
-        server.close()
-        context.term()

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from apex_jax.replay.buffer import BufferState, ReplayBuffer, StoredSegments
-from apex_jax.replay.rate_limiter import RateLimiter
 from tests.rigs.buffers import SPEC, L, buffer_of, columns_of, leaf, priorities_at, random_columns, update
 
 
@@ -186,38 +185,3 @@ def test_restored_priorities_are_the_maximum_if_new_ones_are() -> None:
     restored = ReplayBuffer(SPEC, 36, 1.0, np.random.default_rng(0), from_actors=False)
     disk.restore(restored, 0.0)
     assert (leaf(restored, 1), leaf(restored, L + 2), restored.max_priority) == (5.0, 5.0, 5.0)
-
-
-# The rate limiter -------------------------------------------------------------------------------------------------
-
-
-def limiter_of() -> RateLimiter:
-    return RateLimiter(10, 4.0, 40.0)
-
-
-def test_limiter_continues_from_saved_counters() -> None:
-    limiter = limiter_of()
-    limiter.restore(100, 350)
-    assert (limiter.inserted, limiter.sampled) == (100, 350)
-    assert not limiter.can_sample(51, 100)
-    assert limiter.can_sample(50, 100)
-
-
-@pytest.mark.parametrize(("sampled", "since", "expected"), [
-    (360, 1_000, 4_360),  # the ratio held before, so it is taken to have held since
-    (340, 1_000, 4_340),  # 20 draws behind before: as many after
-    (390, 1_000, 4_360),  # ahead before: not after
-    (360, 0, 360),
-])  # fmt: skip
-def test_uncounted_draws_are_assumed_to_have_kept_the_ratio(sampled: int, since: int, expected: int) -> None:
-    limiter = limiter_of()
-    limiter.restore(100, sampled, since)
-    assert (limiter.inserted, limiter.sampled) == (100 + since, expected)
-    assert limiter.can_insert(5, 1_000)
-    assert limiter.can_sample(8, 1_000)
-
-
-def test_nothing_was_drawn_while_the_replay_was_filling() -> None:
-    limiter = limiter_of()
-    limiter.restore(0, 0, inserted_since=9)
-    assert (limiter.inserted, limiter.sampled) == (9, 0)

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
+import errno
+import logging
 import os
+import threading
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from apex_jax.host import disk
-from apex_jax.replay import experience_log
-from apex_jax.replay.experience_log import ExperienceLog
-from apex_jax.replay.snapshots import FileHeader, JournalError
-from tests.rigs.journals import World, files, flip, head_bytes, warnings
-from tests.rigs.links import CONFIG, SPEC, TRANSITIONS
-
-
-def opened(directory: Path) -> ExperienceLog:
-    return ExperienceLog(directory / "replay", FileHeader(CONFIG.compatibility_key, SPEC), 9)
+from apex_jax.replay import experience_log, journal
+from tests.rigs.journals import HEAD_BYTES, World, files, flip, wait_for_snapshots, warnings
+from tests.rigs.links import TRANSITIONS
 
 
 def restarted(directory: Path) -> World:
@@ -40,10 +37,10 @@ def test_torn_end_of_a_killed_server_is_cut_off_without_a_log_line(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, kept: int
 ) -> None:
     [path] = store(tmp_path, (1, 2))
-    size, head = path.stat().st_size, head_bytes(restarted(tmp_path))
-    os.truncate(path, (head + size) // 2 + kept if kept > 0 else size - 1)
+    size = path.stat().st_size
+    os.truncate(path, (HEAD_BYTES + size) // 2 + kept if kept > 0 else size - 1)
     assert restarted(tmp_path).numbers() == [1]
-    assert path.stat().st_size == (head + size) // 2
+    assert path.stat().st_size == (HEAD_BYTES + size) // 2
     store(tmp_path, (2,))
     assert restarted(tmp_path).numbers() == [1, 2]
     assert warnings(caplog) == []
@@ -62,12 +59,12 @@ def test_records_that_were_written_again_after_a_disk_error_are_read_once(
 ) -> None:
     """The disk has accepted two records and a part of the third one, and then has not even let them be cut off."""
     first, second = store(tmp_path, (1,), (2, 3, 4))
-    written, size = second.read_bytes(), (second.stat().st_size - head_bytes(restarted(tmp_path))) // 3
+    written, size = second.read_bytes(), (second.stat().st_size - HEAD_BYTES) // 3
     with open(first, "ab") as file:
         file.write(written[-3 * size : -size + 9])
     world = restarted(tmp_path)
     assert world.numbers() == [1, 2, 3, 4]
-    assert world.counters.ledger.totals(())["stored"] == 4 * TRANSITIONS
+    assert world.ledger.totals(())["stored"] == 4 * TRANSITIONS
     assert warnings(caplog) == []
 
 
@@ -76,8 +73,8 @@ def test_fault_10_the_log_is_read_up_to_its_first_damaged_record(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, place: int | str
 ) -> None:
     paths = store(tmp_path, (1, 2, 3), (4, 5), (6,))
-    damaged, size, head = paths[0], paths[0].stat().st_size, head_bytes(restarted(tmp_path))
-    start = head + (size - head) // 3
+    damaged, size = paths[0], paths[0].stat().st_size
+    start = HEAD_BYTES + (size - HEAD_BYTES) // 3
     if isinstance(place, int):
         flip(damaged, start + place)  # of 2
     else:
@@ -85,7 +82,7 @@ def test_fault_10_the_log_is_read_up_to_its_first_damaged_record(
     before = {path.name: path.read_bytes() for path in paths}
     world = World(tmp_path, capacity=9)
     assert world.numbers() == [1]
-    assert world.counters.ledger.totals(())["stored"] == TRANSITIONS
+    assert world.ledger.totals(())["stored"] == TRANSITIONS
     [line] = warnings(caplog)
     assert line.startswith(f"{damaged} is damaged at byte {start} (")
     assert f"its last {len(before[damaged.name]) - start} bytes and 2 later files are left out" in line
@@ -97,35 +94,163 @@ def test_fault_10_the_log_is_read_up_to_its_first_damaged_record(
     assert {name.removeprefix("damaged-").rpartition("-")[0]: data for name, data in aside.items()} == before
 
 
-def test_server_killed_while_it_sets_files_aside_continues_at_its_next_start(
+# Disks that fail ----------------------------------------------------------------------------------------------------
+
+
+def filled(directory: Path, monkeypatch: pytest.MonkeyPatch, saved_at: tuple[int, ...] = ()) -> World:
+    """Returns a replay of four segments that has stored 59 in many files, and written a snapshot after some."""
+    monkeypatch.setattr(experience_log, "FILE_BYTES", 1_000)
+    world = World(directory, capacity=4)
+    for number in range(1, 60):
+        world.store(number)
+        if number in saved_at:
+            world.save()
+    return world
+
+
+def check_complete(directory: Path) -> None:
+    """Fails unless a restart has the newest four of 59 segments, and the counts of all."""
+    world = World(directory, capacity=4)
+    assert world.numbers() == [56, 57, 58, 59]
+    assert world.environment_steps == 590
+    assert world.ledger.totals(())["stored"] == 59 * TRANSITIONS
+    world.kill()
+
+
+def test_files_are_deleted_once_both_snapshots_cover_them_and_their_segments_are_evicted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first, *_ = store(tmp_path, (1, 2), (3,), (4,))
-    flip(first, -1)
-
-    def set_one_aside(path: Path) -> None:
-        if list(path.parent.glob("damaged-*")):
-            raise KeyboardInterrupt
-        disk.set_damaged_aside(path)
-
-    monkeypatch.setattr(f"{experience_log.__name__}.set_damaged_aside", set_one_aside)
-    with pytest.raises(KeyboardInterrupt):
-        World(tmp_path, capacity=9)
-    monkeypatch.undo()
-    assert restarted(tmp_path).numbers() == [1]
-    assert files(tmp_path, "segments") == [first]
+    world = filled(tmp_path, monkeypatch)
+    for segment_files in (range(11, 60), range(11, 60), range(5), range(5)):  # of no, one, and two snapshots
+        assert len(files(tmp_path, "segments")) in segment_files
+        size = sum(path.stat().st_size for path in files(tmp_path, "segments"))
+        assert world.journal.metrics()["replay/journal_bytes"] == size
+        world.save()
+    assert len(files(tmp_path, "snapshot")) == 2
+    world.kill()
+    check_complete(tmp_path)
 
 
-def test_disk_that_cannot_set_files_aside_ends_the_server_with_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_restore_from_the_previous_snapshot_is_complete(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    filled(tmp_path, monkeypatch, saved_at=(20, 40, 59)).kill()
+    files(tmp_path, "snapshot")[-1].unlink()
+    check_complete(tmp_path)
+
+
+def test_on_a_full_disk_files_of_evicted_segments_are_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    world = filled(tmp_path, monkeypatch)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", fail)
+        world.save()
+        assert len(files(tmp_path, "segments")) > 10, "no snapshot contains their events"
+        world.save()
+    assert len(files(tmp_path, "segments")) <= 4
+    world.save()
+    world.kill()
+    check_complete(tmp_path)
+
+
+def test_snapshot_syncs_the_files_of_a_killed_server_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kill loses nothing that the kernel has, a loss of power soon after it does."""
+    world = World(tmp_path)
+    world.store(1, 2)
+    world.kill()
+    log = files(tmp_path, "segments")[0].stat().st_ino
+    world = World(tmp_path)
+    synced: list[int] = []
+    fsync = os.fsync
+
+    def watched(descriptor: int) -> None:
+        synced.append(os.fstat(descriptor).st_ino)
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", watched)
+    world.save()
+    snapshot = files(tmp_path, "snapshot")[0].stat().st_ino
+    assert synced.index(log) < synced.index(snapshot)
+    world.kill()
+
+
+def test_snapshot_never_deletes_the_file_being_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(tmp_path, capacity=2_000)
+    FullDisk(monkeypatch, failures=1)
+    world.store(1, now_seconds=10.0)
+    writing, sync = threading.Event(), experience_log.sync
+
+    def slow_sync(paths: list[Path]) -> None:
+        assert writing.wait(20)
+        sync(paths)
+
+    monkeypatch.setattr(journal, "sync", slow_sync)
+    world.journal.request_snapshot()
+    world.snapshot_if_due(10.5)
+    world.store(*range(2, 100), now_seconds=12.0)
+    writing.set()
+    wait_for_snapshots()
+    world.save()
+    world.store(*range(100, 300), now_seconds=13.0)
+    world.kill()
+    world = World(tmp_path, capacity=2_000)
+    assert world.numbers() == [*range(1, 300)]
+    world.kill()
+
+
+class FullDisk:
+    """A disk that takes half of what is written, `failures` times, and then all."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, failures: int) -> None:
+        self.failures = failures
+        self._writev = os.writev
+        monkeypatch.setattr(os, "writev", self)
+
+    def __call__(self, descriptor: int, buffers: list[bytes]) -> int:
+        if self.failures:
+            self.failures -= 1
+            data = b"".join(buffers)
+            return os.write(descriptor, data[: len(data) // 2])
+        return self._writev(descriptor, buffers)
+
+
+def test_full_disk_is_counted_logged_once_retried_and_leaves_no_half_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    first, second = store(tmp_path, (1, 2), (3,))
-    flip(first, -1)
+    caplog.set_level(logging.INFO)
+    world = World(tmp_path, capacity=8)
+    world.store(1)
+    whole = files(tmp_path, "segments")[0].stat().st_size
+    disk = FullDisk(monkeypatch, failures=3)
+    world.store(2, now_seconds=10.0)
+    world.store(3, now_seconds=10.5)
+    assert (world.journal.errors, disk.failures) == (1, 2), "not before five seconds have passed"
+    assert [path.stat().st_size for path in files(tmp_path, "segments")] == [whole]
+    world.store(4, now_seconds=15.0)
+    world.store(5, now_seconds=20.0)
+    assert (world.journal.errors, disk.failures) == (3, 0)
+    world.journal.flush(25.0)
+    assert len(warnings(caplog)) == 1
+    world.kill()
+    world = World(tmp_path, capacity=8)
+    assert world.numbers() == [1, 2, 3, 4, 5]
+    assert warnings(caplog) == []
+    world.kill()
 
-    def fail(path: Path) -> None:
-        raise PermissionError(13, "Permission denied", str(path))
 
-    monkeypatch.setattr(f"{experience_log.__name__}.set_damaged_aside", fail)
-    with pytest.raises(JournalError, match=r"is damaged and cannot be set aside .*: make room, or move it away"):
-        World(tmp_path, capacity=9)
-    assert files(tmp_path, "segments") == [first, second]
+def test_pending_records_are_limited_by_the_ring(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(experience_log, "SPARE_EVENTS", 0)
+    world = World(tmp_path, capacity=4)
+    disk = FullDisk(monkeypatch, failures=100)
+    for number in range(1, 40):
+        world.store(number, now_seconds=1e3 * number)
+    assert len(world.journal.log.pending) <= 5
+    for number in range(40, 80):
+        world.store(number, now_seconds=39_000.5)  # between two attempts
+    assert len(world.journal.log.pending) <= 5
+    disk.failures = 0
+    world.journal.flush(np.inf)
+    world.kill()
+    world = World(tmp_path, capacity=4)
+    assert world.numbers() == [76, 77, 78, 79]
+    world.kill()

@@ -1,4 +1,4 @@
-"""Specification of the rate limiter."""
+"""The rate limiter: how far each side may be ahead, that one of them always may go on, and what a restart restores."""
 
 from __future__ import annotations
 
@@ -9,67 +9,49 @@ from hypothesis import strategies as st
 
 from apex_jax.replay.rate_limiter import RateLimiter, least_error_buffer
 
-
-def limiter_of(min_size: int = 100, ratio: float = 2.0, error_buffer: float = 50.0) -> RateLimiter:
-    return RateLimiter(min_size, ratio, error_buffer)
+ANY = 10**9
 
 
-def test_nothing_is_drawn_below_the_minimum_size() -> None:
-    limiter = limiter_of()
-    limiter.insert(99)
-    assert not limiter.can_sample(1, 99)
-    limiter.insert(1)
-    assert limiter.can_sample(1, 100)
+def limiter_of(inserted: int = 0, sampled: int = 0, ratio: float = 2.0, error_buffer: float = 50.0) -> RateLimiter:
+    limiter = RateLimiter(100, ratio, error_buffer)
+    limiter.insert(inserted)
+    limiter.sample(sampled)
+    return limiter
+
+
+@pytest.mark.parametrize(("inserted", "sampled", "size", "largest_insert", "largest_sample"), [
+    (99, 0, 99, ANY, 0),  # below the minimum size
+    (1000, 0, 99, ANY, 0),  # whatever the ratio
+    (100, 0, 100, 25, 50),
+    (100, 50, 100, 50, 0),
+    (103, 50, 100, 47, 6),
+    (125, 0, 100, 0, 100),
+    (125, 6, 100, 3, 94),
+])  # fmt: skip
+def test_each_side_may_be_ahead_of_the_ratio_by_the_error_buffer(
+    inserted: int, sampled: int, size: int, largest_insert: int, largest_sample: int
+) -> None:
+    limiter = limiter_of(inserted, sampled)
+    assert limiter.can_insert(largest_insert, size)
+    assert limiter.can_insert(largest_insert + 1, size) == (largest_insert == ANY)
+    assert limiter.allowed_samples(size) == largest_sample
+    assert limiter.can_sample(largest_sample, size) == (size == 100)
+    assert not limiter.can_sample(largest_sample + 1, size)
 
 
 def test_full_replay_allows_drawing_below_the_minimum_size() -> None:
-    limiter = limiter_of()
-    limiter.insert(1000)
+    limiter = limiter_of(1000)
     assert limiter.can_sample(1, 99, is_full=True)
     assert not limiter.can_insert(1, 99, is_full=True), "or the ratio would not hold"
     assert not limiter.can_sample(1, 0, is_full=True), "of segments in which no transition starts"
 
 
-def test_inserting_is_always_allowed_below_the_minimum_size() -> None:
-    limiter = limiter_of()
-    limiter.insert(1000)
-    assert not limiter.can_insert(1, 100)
-    assert limiter.can_insert(1, 99)
-
-
-def test_without_a_ratio_only_the_minimum_size_limits_drawing() -> None:
-    limiter = limiter_of(ratio=0.0, error_buffer=0.0)
-    limiter.insert(10**12)
-    assert limiter.can_insert(10**9, 100)
-    assert limiter.can_sample(10**9, 100)
-    limiter.sample(10**15)
-    assert limiter.can_insert(10**9, 100)
-    assert limiter.can_sample(10**9, 100)
+@pytest.mark.parametrize(("inserted", "sampled"), [(10**12, 0), (10**12, 10**15)])
+def test_without_a_ratio_only_the_minimum_size_limits_drawing(inserted: int, sampled: int) -> None:
+    limiter = limiter_of(inserted, sampled, ratio=0.0, error_buffer=0.0)
+    assert limiter.can_insert(ANY, 100)
+    assert limiter.can_sample(ANY, 100)
     assert not limiter.can_sample(1, 99)
-
-
-def test_drawing_stops_when_the_error_buffer_is_used_up() -> None:
-    limiter = limiter_of()
-    limiter.insert(100)
-    assert limiter.can_sample(50, 100)
-    assert not limiter.can_sample(51, 100)
-    limiter.sample(50)
-    assert not limiter.can_sample(1, 100)
-    limiter.insert(3)
-    assert limiter.can_sample(6, 100)
-    assert not limiter.can_sample(7, 100)
-
-
-def test_inserting_stops_when_the_error_buffer_is_used_up() -> None:
-    limiter = limiter_of()
-    limiter.insert(100)
-    assert limiter.can_insert(25, 100)
-    assert not limiter.can_insert(26, 100)
-    limiter.insert(25)
-    assert not limiter.can_insert(1, 100)
-    limiter.sample(6)
-    assert limiter.can_insert(3, 100)
-    assert not limiter.can_insert(4, 100)
 
 
 @pytest.mark.parametrize("faster", ["actors", "learner"])
@@ -86,7 +68,7 @@ def test_ratio_is_kept_whichever_side_is_faster(faster: str) -> None:
     assert abs(4.0 * (limiter.inserted - 100) - limiter.sampled) <= 50.0
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(
     min_size=st.integers(1, 300),
     ratio=st.floats(0.01, 64.0),
@@ -112,3 +94,20 @@ def test_at_least_one_side_is_always_allowed(
             size = max(0, min(size + num_inserted, capacity) - evicted)
         elif limiter.can_sample(num_drawn, size):
             limiter.sample(num_drawn)
+
+
+@pytest.mark.parametrize(("inserted", "sampled", "since", "expected"), [
+    (100, 360, 1_000, 4_360),  # the ratio held before, so it is taken to have held since
+    (100, 340, 1_000, 4_340),  # 20 draws behind before: as many after
+    (100, 390, 1_000, 4_360),  # ahead before: not after
+    (100, 350, 0, 350),
+    (0, 0, 9, 0),  # nothing is drawn while the replay is filling
+])  # fmt: skip
+def test_draws_that_were_not_saved_are_assumed_to_have_kept_the_ratio(
+    inserted: int, sampled: int, since: int, expected: int
+) -> None:
+    limiter = RateLimiter(10, 4.0, 40.0)
+    limiter.restore(inserted, sampled, since)
+    assert (limiter.inserted, limiter.sampled) == (inserted + since, expected)
+    assert limiter.can_insert(5, 1_000)
+    assert limiter.can_sample(8, 1_000)

@@ -7,17 +7,14 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from apex_jax.environments.environment import segment_spec
 from apex_jax.host import disk
 from apex_jax.replay import journal, snapshots
-from apex_jax.replay.ledger import ActorCounts, Ledger
-from apex_jax.replay.rate_limiter import RateLimiter
-from apex_jax.replay.snapshots import Counters, FileHeader, JournalError, Snapshots, pack_state, ratio_of
-from tests.rigs.journals import World, config_of, files, flip, warnings
-from tests.rigs.links import CONFIG, SPEC, TRANSITIONS, buffer_of, segment_of
+from apex_jax.replay.snapshots import FileHeader, JournalError
+from tests.rigs.journals import World, config_of, files, flip, wait_for_snapshots, warnings
+from tests.rigs.links import CONFIG
 
 
 def test_fault_10_damaged_snapshot_is_logged_and_the_previous_one_is_used(
@@ -33,7 +30,7 @@ def test_fault_10_damaged_snapshot_is_logged_and_the_previous_one_is_used(
     world.kill()
     flip(files(tmp_path, "snapshot")[-1], -1)
     world = World(tmp_path)
-    assert (world.numbers(), max(world.leaves()[1]), world.counters.ledger.steps) == ([1, 2], 9.0**0.6, 20)
+    assert (world.numbers(), max(world.leaves()[1]), world.environment_steps) == ([1, 2], 9.0**0.6, 20)
     assert len(warnings(caplog)) == 1
     world.save()
     sound = files(tmp_path, "snapshot")
@@ -49,9 +46,8 @@ def test_a_snapshot_is_due_after_its_interval_and_when_the_log_has_grown(
     world = World(tmp_path)
 
     def snapshots_at(now_seconds: float) -> int:
-        world.journal.snapshot_if_due(world.buffer, world.limiter, lambda: world.counters, now_seconds)
-        if world.journal._thread is not None:
-            world.journal._thread.join()
+        world.snapshot_if_due(now_seconds)
+        wait_for_snapshots()
         return len(files(tmp_path, "snapshot"))
 
     world.store(1)
@@ -91,32 +87,6 @@ def test_failed_snapshot_leaves_no_half_file_and_is_retried(
     world = World(tmp_path)
     assert max(world.leaves()[1]) == 9.0**0.6
     world.kill()
-
-
-@pytest.mark.parametrize("num_segments", [0, 1, 6], ids=["empty", "one segment", "after evictions"])
-def test_unpacked_state_equals_the_packed_one(tmp_path: Path, num_segments: int) -> None:
-    buffer, limiter, ledger = buffer_of(4), RateLimiter(1, 0.0, 0.0), Ledger()
-    for number in range(1, num_segments + 1):
-        buffer.insert(b"body", segment_of(number).columns, 1.0)
-        limiter.insert(TRANSITIONS)
-        ledger.store(2**63 - number, number, TRANSITIONS, TRANSITIONS)
-        ledger.refuse(7, number, 3 * number, 3, "bad_checksum")
-        ledger.report(7, ActorCounts(2**48, 1, 2, 3, 4))
-        buffer.sample([3] * 2, 2.0)
-        limiter.sample(6)
-    state, counters = buffer.state(5.0), Counters(ledger, 9)
-    snapshots = Snapshots(tmp_path, FileHeader(CONFIG.compatibility_key, SPEC))
-    snapshots.write(*pack_state(11, state, limiter, CONFIG, counters))
-    saved = snapshots.read_newest()
-    assert saved is not None
-    assert saved.event == 11
-    assert saved.limiter == {"inserted": limiter.inserted, "sampled": limiter.sampled, "ratio": ratio_of(CONFIG)}
-    assert saved.counters[1:] == counters[1:]
-    np.testing.assert_array_equal(saved.counters.ledger.to_array(), ledger.to_array())
-    assert saved.counters.ledger.totals(()) == ledger.totals(())
-    for name, value in state._asdict().items():
-        np.testing.assert_array_equal(getattr(saved.buffer, name), value, err_msg=name)
-        assert type(getattr(saved.buffer, name)) is type(value), name
 
 
 @pytest.mark.parametrize("kept", ["segments", "snapshot"])

@@ -67,34 +67,17 @@ def test_agrees_with_a_naive_sum_tree_under_random_operations(seed: int) -> None
             assert tree.find(targets).tolist() == [naive.find(target) for target in targets]
 
 
-def test_leaves_are_found_in_proportion_to_their_values() -> None:
-    rng = np.random.default_rng(3)
-    values = rng.random(200) ** 3
-    values[rng.random(200) < 0.3] = 0
-    tree = tree_of(*values)
-    draws = 200_000
-    counts = np.bincount(tree.find(rng.random(draws) * tree.total), minlength=200)
-    expected = draws * values / values.sum()
-    chi_square = ((counts - expected)[values > 0] ** 2 / expected[values > 0]).sum()
-    freedom = (values > 0).sum() - 1
-    assert chi_square < freedom + 5 * np.sqrt(2 * freedom)
-    assert not counts[values == 0].any()
-
-
-@pytest.mark.parametrize(
-    "values",
-    [
-        (1e-300, 1e300, 0.0, 1e-300),
-        (1e300, 1e-300, 0.0),
-        (0.0, 5e-324, 0.0),
-        (5e-324, 0.0, 5e-324, 1e-310, 0.0),
-        (0.1, 0.2, 0.3, 0.0) * 30,
-        (0.0, 1.0, 1e-17, 0.0) * 40,
-        (0.0,) * 511 + (1e-12,),
-        (1e300,) + (0.0,) * 510 + (1.0, 0.0),
-        (1.0,) + (2.0**-53,) * 5 + (0.0,) * 94,  # the node's sum is above the running sum of its children
-    ],
-)
+@pytest.mark.parametrize("values", [
+    (1e-300, 1e300, 0.0, 1e-300),
+    (1e300, 1e-300, 0.0),
+    (0.0, 5e-324, 0.0),
+    (5e-324, 0.0, 5e-324, 1e-310, 0.0),
+    (0.1, 0.2, 0.3, 0.0) * 30,
+    (0.0, 1.0, 1e-17, 0.0) * 40,
+    (0.0,) * 511 + (1e-12,),
+    (1e300,) + (0.0,) * 510 + (1.0, 0.0),
+    (1.0,) + (2.0**-53,) * 5 + (0.0,) * 94,  # the node's sum is above the running sum of its children
+])  # fmt: skip
 def test_leaf_of_zero_is_never_found_despite_rounding(values: tuple[float, ...]) -> None:
     assert_every_target_finds_a_leaf_above_zero(tree_of(*values), np.random.default_rng(0))
 
@@ -107,39 +90,7 @@ def test_leaf_of_zero_is_never_found_among_values_of_all_magnitudes(seed: int) -
     assert_every_target_finds_a_leaf_above_zero(tree_of(*values), rng)
 
 
-@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf, -1e-300, 1.7e308])
-def test_invalid_value_is_refused_and_changes_nothing(bad: float) -> None:
-    tree = tree_of(1.0, 2.0, 3.0)
-    with pytest.raises(ValueError, match="not all in"):
-        tree.set(np.array([0, 1]), np.array([9.0, bad]))
-    with pytest.raises(ValueError, match="not all in"):
-        tree.set_range(0, np.array([9.0, bad]))
-    assert tree.get(np.arange(3)).tolist() == [1.0, 2.0, 3.0]
-    tree.check_valid()
-
-
 def test_the_largest_values_do_not_overflow_the_total() -> None:
     tree = SumTree(1000)
     tree.set_range(0, np.full(1000, tree.max_value))
     assert np.isfinite(tree.total)
-
-
-@pytest.mark.parametrize("bad", [-1, 3, 2**40, -(2**40)])
-def test_index_out_of_range_is_refused_and_changes_nothing(bad: int) -> None:
-    tree = tree_of(1.0, 2.0, 3.0)
-    with pytest.raises(ValueError, match="not all in"):
-        tree.set(np.array([0, bad]), np.array([9.0, 9.0]))
-    with pytest.raises(ValueError, match="not all in"):
-        tree.set_range(bad, np.array([9.0]))
-    with pytest.raises(ValueError, match="not all in"):
-        tree.get(np.array([bad]))
-    assert tree.total == 6.0
-
-
-def test_operations_on_empty_arrays_do_nothing() -> None:
-    tree = tree_of(*([1.0] * 100))
-    nothing = np.array([], np.int64)
-    tree.set(nothing, np.array([]))
-    tree.set_range(100, np.array([]))
-    assert tree.find(np.array([])).size == tree.get(nothing).size == 0
-    assert tree.total == 100.0

@@ -1,6 +1,5 @@
 """Every kind of message keeps its number, and every field has a mark whose largest value can be sent."""
 
-import math
 from typing import Any, get_type_hints
 
 import msgpack
@@ -8,7 +7,7 @@ import numpy as np
 import pytest
 
 from apex_jax.transport import messages, wire
-from apex_jax.types import MAX_ARRAY_SIZE, Array, Buffer, Flag, Integer, Real, Text
+from apex_jax.types import Array, Buffer, Flag, Integer, Real, Text
 from tests.rigs.messages import KIND_NUMBERS
 
 
@@ -45,26 +44,6 @@ def largest(mark: Any) -> Any:
         case Buffer():
             return b"x"
     raise AssertionError(mark)
-
-
-@every_kind
-def test_every_field_has_a_mark_with_a_possible_range(kind: type) -> None:
-    for name, mark in marks_of(kind).items():
-        match mark:
-            case Integer(low, high):
-                assert 0 <= low < high < 2**63, name
-            case Real(low, high):
-                assert low < high, name
-                assert math.isfinite(low), name
-                assert math.isfinite(high), name
-            case Text(limit) | Buffer(limit):
-                assert limit > 0, name
-            case Array(dtype, axes, max_size):
-                assert 1 <= len(axes) <= 2, name
-                assert np.dtype(dtype).itemsize <= 8, name
-                assert 0 < max_size <= MAX_ARRAY_SIZE, name
-            case _:
-                assert isinstance(mark, Flag), name
 
 
 @every_kind

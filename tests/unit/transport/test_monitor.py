@@ -157,8 +157,9 @@ def test_a_link_beyond_this_machine_is_not_opened_without_keys(links: Links) -> 
 # What is waited for -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("answer", [None, b"", b"HTTP/1.1 400 Bad Request\r\n\r\n"], ids=["silence", "end", "HTTP"])
-@pytest.mark.parametrize("has_keys", [False, True], ids=["plain", "keys"])
+@pytest.mark.parametrize(("answer", "has_keys"), [
+    (None, True), (b"", False), (b"HTTP/1.1 400 Bad Request\r\n\r\n", False),
+], ids=["silence", "end", "HTTP"])  # fmt: skip
 def test_absent_server_behind_a_proxy_is_joined_when_it_is_back(
     links: Links, monkeypatch: pytest.MonkeyPatch, answer: bytes | None, has_keys: bool
 ) -> None:
@@ -198,7 +199,7 @@ def test_server_with_an_unread_monitor_is_not_blocked_by_strangers(links: Links,
     address = free_address()
     server = links.serve("experience", address, None if has_keys else Security("replay"))
     host, port = address.removeprefix("tcp://").split(":")
-    for _ in range(3_000):  # with ZMQ's limit of a thousand events, its own thread stood still at about 1,000
+    for _ in range(1_500):  # with ZMQ's limit of a thousand events, its own thread stood still at about 1,000
         with tcp.create_connection((host, int(port)), timeout=10) as stranger:
             stranger.sendall(b"\xff" * 100)
     client = links.connect("experience", address, None if has_keys else Security("actor"))
@@ -206,4 +207,4 @@ def test_server_with_an_unread_monitor_is_not_blocked_by_strangers(links: Links,
     sockets.send(client, Goodbye(1))
     assert server.poll(10_000)
     links.server_monitor.count(links.dropped)
-    assert links.dropped == {"failed_handshake": 3_000}
+    assert links.dropped == {"failed_handshake": 1_500}

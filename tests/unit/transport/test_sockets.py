@@ -9,7 +9,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from unittest import mock
 
 import numpy as np
 import pytest
@@ -79,13 +78,6 @@ def next_goodbye(router: zmq.Socket, dropped: Counter[str]) -> Goodbye:
 
     wait_until(arrived)
     return received[0]
-
-
-def is_served(router: zmq.Socket, opened: Opened) -> bool:
-    """Returns whether the message of a new peer arrives."""
-    with sockets.connect_experience(opened.context, address_of(router)) as peer:
-        wait_until(lambda: sockets.send(peer, Goodbye(peer_id=77)))
-        return next_goodbye(router, Counter()) == Goodbye(peer_id=77)
 
 
 # Options ----------------------------------------------------------------------------------------------------------
@@ -184,13 +176,6 @@ def test_the_links_of_one_machine_are_private_whatever_tmpdir_is_and_leave_nothi
         assert not folder.exists()
 
 
-def test_tmpdir_that_is_too_long_is_named_if_nothing_else_can_be_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", "/" + "x" * 100)
-    monkeypatch.setattr(tempfile, "TemporaryDirectory", mock.Mock(side_effect=OSError))
-    with pytest.raises(RunError, match=r"TMPDIR=/x+: .* at most 71 bytes"):
-        LocalLinks()
-
-
 # Sending ----------------------------------------------------------------------------------------------------------
 
 
@@ -215,22 +200,6 @@ def test_send_to_a_peer_that_does_not_read_returns_false_in_the_end(opened: Open
 
 
 # Strangers --------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("data", [
-    b"\x00" * 4096,
-    bytes(range(256)) * 64,
-    b"\x01\x00\x02\x00x",  # ZMTP 1.0: reaches the application as a message
-    b"\xff" + bytes(8) + b"\x7f\x03\x00NULL",  # the beginning of a greeting
-    b"",
-])  # fmt: skip
-def test_bytes_of_another_protocol_do_not_stop_a_server(opened: Opened, router: zmq.Socket, data: bytes) -> None:
-    host, _, port = address_of(router).removeprefix("tcp://").rpartition(":")
-    address = (host.strip("[]").removeprefix("::ffff:"), int(port))
-    with raw_sockets.create_connection(address, timeout=10) as stranger:
-        stranger.sendall(data)
-        assert is_served(router, opened)
-    assert is_served(router, opened)
 
 
 def test_malformed_messages_are_skipped_and_counted_by_reason(opened: Opened, router: zmq.Socket) -> None:

@@ -271,7 +271,7 @@ def test_axis_letter_has_one_size_in_a_message() -> None:
 def test_damaged_frames_are_refused_or_satisfy_their_marks() -> None:
     fuzzer = Fuzzer(wire.MESSAGES, 1, CONFIG.compatibility_key)
     reasons = collections.Counter[str]()
-    for _ in range(20_000):
+    for _ in range(6_000):
         try:
             message = wire.decode(fuzzer.next())
         except wire.WireError as error:
@@ -279,7 +279,7 @@ def test_damaged_frames_are_refused_or_satisfy_their_marks() -> None:
         else:
             assert_satisfies_marks(message)
     assert set(reasons) == set(wire.WireError.REASONS)  # the damage was of every sort
-    assert reasons.total() > 8_000
+    assert reasons.total() > 2_400
 
 
 def test_a_refusal_can_be_read_whatever_the_version() -> None:
