@@ -75,15 +75,3 @@ def test_command_writes_the_files_of_a_run_and_saves_it_when_it_is_interrupted(t
         assert (tmp_path / "run" / "metrics" / f"{name}.jsonl").exists()
     saved = load_agent(tmp_path / "run", None, {}).progress.updates
     assert saved > 0
-
-
-@pytest.mark.parametrize(("arguments", "message"), [
-    (("--role", "learner", "processes=one"), "processes=one: runs all roles; leave --role learner out"),
-    (("processes=one", "replay.servers=2"), "replay.servers=2: needs processes=many"),
-    (("processes=one", "actor.processes=2"), "actor.processes=2: needs processes=many"),
-    (("processes=one", "storage.url=copy"), "storage.url=copy: needs processes=many"),
-])  # fmt: skip
-def test_what_needs_several_processes_is_refused(arguments: tuple[str, ...], message: str, tmp_path: Path) -> None:
-    command = [sys.executable, str(ROOT / "main.py"), "--config", "cartpole", *arguments]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
-    assert (done.returncode, done.stderr) == (2, f"error: {message}\n")
