@@ -21,7 +21,7 @@ from apex_jax.run.provenance import read_starts
 from tests.rigs.processes import ROOT, Program, Programs, catch, checkpoints, free_tcp_addresses, log, values
 
 ROLES = ("replay", "learner", "actor-0", "evaluator")
-UPDATES = 500  # of the finished run
+UPDATES = 600  # of the finished run
 ENDLESS = "total_updates=100000000"
 LEAVING_SECONDS = 60  # 5 on a machine that is not busy; a role that takes 35 is killed, which is logged
 
