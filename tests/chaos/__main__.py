@@ -1,10 +1,10 @@
-"""Injects random faults into a fleet: `python -m tests.chaos --minutes 30 --seed 1 [--servers N] [--report FILE]`.
+"""Injects random faults into a fleet: `python -m tests.chaos --minutes 30 --seed 1 [--servers N]`.
 
 One replay server, or several, a learner, three actors and an evaluator, real processes with keys over loopback tcp with
 a proxy at every client; whatever ends is started again after a second, as systemd would. Every 10 to 30 s one of them
 is killed, terminated, stopped for a while, cut off for a while, or has its connections reset or lost, each of which
 befalls each process once in about 18 minutes; the same order for the same seed. One of several replay servers may also
-lose its disk. Prints a report and a line of JSON; exit code 1 where something that must hold did not.
+lose its disk. Prints a line of JSON; exit code 1 if something that must hold did not.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from typing import Any
 from apex_jax.run.metric_files import read_metrics
 from apex_jax.transport import keys
 from tests.chaos.ledger import ledger_violations, newest_ledger, read_books
-from tests.chaos.watch import Advance, Learning, Life, growth, trend_of
+from tests.chaos.watch import Advance, Learning, Life, growth
 from tests.rigs.fleet import Fleet, role_of
 from tests.rigs.processes import ROOT, Programs, catch
 from tests.rigs.proxy import Proxy
@@ -51,16 +51,6 @@ ARGUMENTS = ("learner.checkpoint_interval_seconds=5", "evaluator.interval_second
 
 
 @dataclass
-class Fault:
-    """Something that was done to a process."""
-
-    at_seconds: float
-    name: str
-    kind: str
-    lasts_seconds: float = 0.0
-
-
-@dataclass
 class Soak:
     """A fleet, its harness, and what went wrong."""
 
@@ -69,7 +59,7 @@ class Soak:
     started: float = field(default_factory=time.monotonic)
     lives: dict[str, Life] = field(default_factory=dict)  # of the processes of now
     ended: list[Life] = field(default_factory=list)
-    faults: list[Fault] = field(default_factory=list)
+    faults: list[tuple[str, str]] = field(default_factory=list)  # name and kind
     violations: list[str] = field(default_factory=list)
     recoveries: list[tuple[float, str, Callable[[], None]]] = field(default_factory=list)  # when, whose, how
 
@@ -258,8 +248,10 @@ class Soak:
             for server, proxy in served:
                 proxy.reset() if kind == "reset" else proxy.lose()
                 self.lives[server].held_open += kind == "lose"
-        self.faults.append(Fault(self.now, name, kind, lasts if kind in ("SIGSTOP", "partition") else 0.0))
-        print(f"{self.now:6.0f} s  {kind:9} {name:9} {self.faults[-1].lasts_seconds or '':>4}", flush=True)
+        self.faults.append((name, kind))
+        print(
+            f"{self.now:6.0f} s  {kind:9} {name:9} {lasts if kind in ('SIGSTOP', 'partition') else '':>4}", flush=True
+        )
 
     def _can_break(self, name: str) -> bool:
         life = self.lives[name]
@@ -286,22 +278,21 @@ def check_end(soak: Soak, programs: Programs) -> None:
     final = programs.start(*config, "--role", "evaluator", f"checkpoint={soak.fleet.directory}", "episodes=100")
     if final.exit_code(120) != 0 or "mean return" not in final.stdout:
         soak.violations.append(f"the last checkpoint does not load: {final.stdout}{final.stderr}")
-    emptied = {fault.name for fault in soak.faults if fault.kind == EMPTY}
+    emptied = {name for name, kind in soak.faults if kind == EMPTY}
     for name in soak.fleet.servers:
         books = read_books(soak.fleet.directory, name, soak.lives.values(), len(soak.fleet.servers))
         soak.violations += ledger_violations(books, name in emptied)
 
 
-def report(soak: Soak, minutes: float, seed: int) -> tuple[str, dict[str, Any]]:
-    """Returns the report for people and the figures for machines."""
+def report(soak: Soak, minutes: float, seed: int) -> dict[str, Any]:
+    """Returns the figures of a soak, with an empty `violations` if everything held."""
     lives = [*soak.ended, *soak.lives.values()]
-    kinds = Counter(fault.kind for fault in soak.faults)
     means = soak.learning.window_means()
-    figures: dict[str, Any] = {
+    return {
         "minutes": minutes,
         "seed": seed,
-        "faults": dict(sorted(kinds.items())),
-        "processes": len(lives),
+        "faults": dict(sorted(Counter(kind for _, kind in soak.faults).items())),
+        "lives": dict(Counter(life.name for life in lives)),
         "updates": soak.updates.total,
         "frames": soak.frames.total,
         "longest_gap_updates_seconds": round(soak.updates.longest_gap_seconds, 1),
@@ -312,36 +303,13 @@ def report(soak: Soak, minutes: float, seed: int) -> tuple[str, dict[str, Any]]:
         "final_minute_return": round(means[-1], 2) if means else None,
         "dropped": soak.fleet.dropped(),
         "ledger": newest_ledger(soak.fleet.directory, "replay"),
-        "trends": {},
+        "resources": {f"{life.name} {life.number}": levels for life in lives if (levels := life.levels())},
         "violations": soak.violations,
     }
-    several = f", {len(soak.fleet.servers)} replay servers" if len(soak.fleet.servers) > 1 else ""
-    text = [f"Chaos soak of {minutes:g} minutes, seed {seed}{several}", ""]
-    text += [f"{len(soak.faults)} faults: " + ", ".join(f"{number} {kind}" for kind, number in kinds.items())]
-    for name in soak.names:
-        own = [life for life in lives if life.name == name]
-        of_name = [fault.kind for fault in soak.faults if fault.name == name]
-        line = f"  {name:10} {len(of_name):3} faults, {len(own):3} lives"
-        trends = [trend for life in own if (trend := trend_of(life)) is not None]
-        if trends:
-            longest = max(trends, key=lambda trend: trend.seconds)
-            figures["trends"][name] = longest.figures()
-            line += f"; the longest: {longest}"
-        text.append(line)
-    text += [
-        f"updates {soak.updates.total:,.0f} (longest pause {soak.updates.longest_gap_seconds:.0f} s),"
-        f" frames {soak.frames.total:,.0f} (longest pause {soak.frames.longest_gap_seconds:.0f} s)",
-        f"mastered after {figures['mastered_seconds']} s; then {len(means)} minutes, mean return of the lowest"
-        f" {figures['lowest_minute_return']}, of the last {figures['final_minute_return']}",
-        f"refused by the replay server that ran last: {figures['dropped']}; its ledger: {figures['ledger']}",
-        "everything held" if not soak.violations else "DID NOT HOLD:",
-        *(f"- {violation}" for violation in soak.violations),
-    ]
-    return "\n".join(text), figures
 
 
-def soak(folder: Path, minutes: float, seed: int, servers: int = 1) -> tuple[str, dict[str, Any]]:
-    """Runs a soak in an empty folder and returns its report."""
+def soak(folder: Path, minutes: float, seed: int, servers: int = 1) -> dict[str, Any]:
+    """Runs a soak in an empty folder and returns its figures."""
     os.environ["PYTHONFAULTHANDLER"] = "1"  # see `_make_end`
     keys.create(folder / "keys")
     arguments = (*ARGUMENTS, f"security.keys={folder / 'keys'}")
@@ -361,17 +329,13 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--minutes", type=float, default=30.0)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--servers", type=int, default=1, choices=(1, 2, 3), help="of replay, with three actors (1)")
-    parser.add_argument("--report", type=Path, help="file for the report")
     parser.add_argument("--keep", type=Path, help="folder for logs and metrics, which are else removed")
     chosen = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory(prefix="apex-jax-chaos-") as temporary:
         folder = chosen.keep or Path(temporary)
         folder.mkdir(parents=True, exist_ok=True)
-        text, figures = soak(folder, chosen.minutes, chosen.seed, chosen.servers)
-    print(text)
+        figures = soak(folder, chosen.minutes, chosen.seed, chosen.servers)
     print(json.dumps(figures), flush=True)
-    if chosen.report:
-        chosen.report.write_text(text + "\n")
     return int(bool(figures["violations"]))
 
 

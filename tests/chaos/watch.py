@@ -11,9 +11,8 @@ from typing import NamedTuple
 
 from apex_jax.run.metric_files import MetricsFollower
 from tests.rigs.fleet import role_of
-from tests.rigs.processes import Program
+from tests.rigs.processes import Program, Resources, resources_of
 
-PAGE_BYTES = 4096
 STEADY_SECONDS = 20.0  # after its work has begun a process has compiled and filled what it will
 RANDOM_RETURN = -0.6  # of random play of Catch
 SUCCESS_RETURN = 0.8
@@ -21,15 +20,6 @@ LEARNING_WINDOW_SECONDS = 60.0
 WORKS_ONCE_GROWS = {"learner": "learner/updates"}  # of the roles that write metrics before they have compiled
 LEAST_SAMPLES = 6  # in which to look for growth
 LEAST_LEVEL = 0.3  # of the way from random play to success that the mean of a window may fall to
-
-
-class Sample(NamedTuple):
-    """The resources of a process at one moment."""
-
-    age_seconds: float
-    memory_bytes: int
-    fds: int
-    threads: int
 
 
 @dataclass
@@ -43,7 +33,7 @@ class Life:
     ended_seconds: float | None = None
     held_open: int = 0  # lost connections to this server, whose other end the proxy holds open
     ended_by: str = ""  # what the harness sent, where it did
-    samples: list[Sample] = field(default_factory=list)
+    samples: list[tuple[float, Resources]] = field(default_factory=list)  # with the age in seconds
     metrics: Path = Path()  # where it writes, as those of its name before did
     working_seconds: float = float("inf")  # its age when it first wrote of work
 
@@ -57,20 +47,18 @@ class Life:
         return (self.ended_seconds or time.monotonic()) - self.started_seconds
 
     def take_sample(self) -> None:
-        folder = Path("/proc", str(self.program.process.pid))
-        try:
-            memory_bytes = int((folder / "statm").read_text().split()[1]) * PAGE_BYTES
-            fds, threads = len(list((folder / "fd").iterdir())), len(list((folder / "task").iterdir()))
-        except (OSError, IndexError):  # ended just now
+        if (resources := resources_of(self.program.process.pid)) is None:
             return
         if self.working_seconds == float("inf") and self._works():
             self.working_seconds = self.age_seconds
-        self.samples.append(Sample(self.age_seconds, memory_bytes, fds, threads))
+        self.samples.append((self.age_seconds, resources))
 
-    def steady_samples(self) -> list[Sample]:
-        """Returns those of the time after everything had been set up."""
+    def levels(self) -> tuple[Resources, Resources] | None:
+        """Returns the medians of the first and of the last third after the set-up; None if it has ended too soon."""
         steady_seconds = self.working_seconds + STEADY_SECONDS
-        return [sample for sample in self.samples if sample.age_seconds > steady_seconds]
+        steady = [resources for age_seconds, resources in self.samples if age_seconds > steady_seconds]
+        third = len(steady) // 3
+        return (medians(steady[:third]), medians(steady[-third:])) if len(steady) >= LEAST_SAMPLES else None
 
     def _works(self) -> bool:
         lines, tag = self._follower.read_new(), WORKS_ONCE_GROWS.get(role_of(self.name))
@@ -80,53 +68,9 @@ class Life:
         return bool(self._progress) and self._progress[-1] > self._progress[0]
 
 
-class Level(NamedTuple):
-    """The median resources of a process over a part of its life."""
-
-    memory_bytes: float
-    fds: float
-    threads: float
-
-
-def level_of(samples: list[Sample]) -> Level:
+def medians(samples: list[Resources]) -> Resources:
     """Returns the medians of at least one sample."""
-    return Level(*(statistics.median(values) for values in list(zip(*samples, strict=True))[1:]))
-
-
-class Trend(NamedTuple):
-    """The resources of a process during its life, after the set-up."""
-
-    seconds: float
-    first: Level  # third of its samples
-    last: Level
-    per_hour: Level  # slope of the straight line through all of them
-
-    def __str__(self) -> str:
-        mebibytes = [level.memory_bytes / 2**20 for level in (self.first, self.last, self.per_hour)]
-        return (
-            f"{self.seconds:.0f} s, {mebibytes[0]:.0f} -> {mebibytes[1]:.0f} MiB ({mebibytes[2]:+.0f} an hour),"
-            f" {self.first.fds:g} -> {self.last.fds:g} fds ({self.per_hour.fds:+.1f}),"
-            f" {self.first.threads:g} -> {self.last.threads:g} threads ({self.per_hour.threads:+.1f})"
-        )
-
-    def figures(self) -> dict[str, list[float]]:
-        """Returns first third, last third and slope an hour of each quantity."""
-        columns = zip(self.first, self.last, self.per_hour, strict=True)
-        return {
-            name: [round(value, 1) for value in column] for name, column in zip(Level._fields, columns, strict=True)
-        }
-
-
-def trend_of(life: Life) -> Trend | None:
-    """Returns how a process fared; None if it has ended too soon for that."""
-    steady = life.steady_samples()
-    if len(steady) < LEAST_SAMPLES:
-        return None
-    ages, *quantities = zip(*steady, strict=True)
-    slopes = (statistics.linear_regression(ages, values).slope for values in quantities)
-    third = len(steady) // 3
-    first, last = level_of(steady[:third]), level_of(steady[-third:])
-    return Trend(ages[-1] - ages[0], first, last, Level(*(3600 * slope for slope in slopes)))
+    return Resources(*map(statistics.median, zip(*samples, strict=True)))
 
 
 class Limits(NamedTuple):
@@ -137,15 +81,14 @@ class Limits(NamedTuple):
     fds: float
     threads: float
 
-    def exceeded(self, before: Level, after: Level) -> list[str]:
-        excess = [
-            f"memory {before.memory_bytes / 2**20:.0f} -> {after.memory_bytes / 2**20:.0f} MiB"
-            if after.memory_bytes > self.memory_share * before.memory_bytes + self.memory_bytes
-            else "",
-            f"fds {before.fds:g} -> {after.fds:g}" if after.fds > before.fds + self.fds else "",
-            f"threads {before.threads:g} -> {after.threads:g}" if after.threads > before.threads + self.threads else "",
-        ]
-        return [text for text in excess if text]
+    def exceeded(self, before: Resources, after: Resources) -> list[str]:
+        most = (
+            self.memory_share * before.memory_bytes + self.memory_bytes,
+            before.fds + self.fds,
+            before.threads + self.threads,
+        )
+        rows = zip(Resources._fields, before, after, most, strict=True)
+        return [f"{name} {was:,.0f} -> {now:,.0f}" for name, was, now, limit in rows if now > limit]
 
 
 # Within a life: no role legitimately needs more. A replay of Catch that still fills grows by 20,000 transitions of
@@ -158,16 +101,16 @@ SPREAD = Limits(memory_share=1.25, memory_bytes=32 * 2**20, fds=8, threads=2)
 def growth(lives: list[Life]) -> list[str]:
     """Returns a line for each process that grew during its life, or is larger than the smallest of its role."""
     lines = []
-    settled: dict[str, dict[str, Level]] = defaultdict(dict)
+    settled: dict[str, dict[str, Resources]] = defaultdict(dict)
     for life in lives:
-        if (trend := trend_of(life)) is None:
+        if (levels := life.levels()) is None:
             continue
-        excess = GROWTH._replace(fds=GROWTH.fds + life.held_open).exceeded(trend.first, trend.last)
+        excess = GROWTH._replace(fds=GROWTH.fds + life.held_open).exceeded(*levels)
         lines += [f"{life.name}, life {life.number}, grew: {text}" for text in excess]
-        settled[role_of(life.name)][f"{life.name}, life {life.number},"] = trend.last
-    for levels in settled.values():
-        least = Level(*(min(values) for values in zip(*levels.values(), strict=True)))
-        for name, level in levels.items():
+        settled[role_of(life.name)][f"{life.name}, life {life.number},"] = levels[1]
+    for of_role in settled.values():
+        least = Resources(*map(min, zip(*of_role.values(), strict=True)))
+        for name, level in of_role.items():
             lines += [f"{name} is larger than another of its role: {text}" for text in SPREAD.exceeded(least, level)]
     return lines
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from apex_jax.run.checkpoint import Checkpointer, CheckpointError, Progress
-from tests.rigs.learner_runs import bits
+from tests.rigs.agents import assert_equal_bits
 from tests.rigs.processes import ROOT, Programs, catch, values
 
 pytestmark = pytest.mark.timeout(480)
@@ -42,18 +42,16 @@ def assert_right_or_refused(directory: Path) -> bool:
         assert str(error).isprintable()
         return False
     assert found is not None
-    assert bits(found[0]) == bits(SAVED)
+    assert_equal_bits(found[0], SAVED)
     assert found[1] == PROGRESS
     return True
 
 
-@pytest.mark.parametrize("stride", [61, pytest.param(1, marks=pytest.mark.slow)])
-@pytest.mark.timeout(1800)
-def test_fault_10_no_flipped_or_missing_byte_causes_a_wrong_restore(small: Path, stride: int) -> None:
+def test_fault_10_no_flipped_or_missing_byte_causes_a_wrong_restore(small: Path) -> None:
     refused = tried = 0
     for path in sorted(path for path in (small / "checkpoints").rglob("*") if path.is_file()):
         sound = path.read_bytes()
-        for place in range(0, len(sound), stride):
+        for place in range(0, len(sound), 61):
             flipped = sound[:place] + bytes([sound[place] ^ (1 << place % 8)]) + sound[place + 1 :]
             for damaged in (flipped, sound[:place]):
                 path.write_bytes(damaged)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import statistics
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 
@@ -28,6 +28,8 @@ from tests.rigs.fleet import (
 )
 from tests.rigs.processes import ROOT, Programs, values, wait_until
 
+MINIMUM = load(ROOT / "configs" / "catch.yaml").replay.min_size_to_sample
+LOST = re.compile(r"the replay server at \S+ is lost: looking for it")
 GROWTH_BYTES = 8 * 2**20
 LATENCY_SECONDS = 0.2  # one way
 LONG_SECONDS = 90.0  # for what takes ZMQ up to 30 s (a handshake that nobody answers) on a machine that is busy
@@ -90,68 +92,87 @@ def leave_in_order(fleet: Fleet, *actors: str) -> list[str]:
 # Slow peers -------------------------------------------------------------------------------------------------------
 
 
-class Seen(NamedTuple):
-    """The observable state of a fleet while one of its processes is frozen."""
+def test_fault_14_an_actor_waits_for_a_learner_that_is_frozen_for_30_s_and_nothing_grows(fleet: Fleet) -> None:
+    fleet.start("replay", "learner", "actor-0")
+    begins(fleet, actors=1)
+    acts(fleet, "actor-0")
 
-    ledger: dict[str, float]
-    steps: float  # of the actor, as it says itself
-    wait_share: float  # of the actor
-    memory_bytes: dict[str, float]  # of all but the frozen one
+    def counts() -> tuple[dict[str, float], float]:
+        return newest_ledger(fleet.directory, "replay"), fleet.newest("actor-0", "actor/environment_steps", 0.0)
 
+    def memory_bytes(name: str) -> float:
+        return fleet.newest(name, "system/resident_memory_bytes", 0.0)
 
-def look_at(fleet: Fleet, frozen: str) -> Seen:
-    others = [name for name in fleet.running if name != frozen]
-    return Seen(
-        newest_ledger(fleet.directory, "replay"),
-        fleet.newest("actor-0", "actor/environment_steps", 0.0),
-        fleet.newest("actor-0", "actor/wait_seconds_share", 0.0),
-        {name: fleet.newest(name, "system/resident_memory_bytes", 0.0) for name in others},
-    )
-
-
-def freeze(fleet: Fleet, name: str) -> tuple[Seen, Seen]:
-    """Stops a process for 30 s; returns the state after the others gave it up, and at the end."""
-    fleet.running[name].send(signal.SIGSTOP)
+    fleet.running["learner"].send(signal.SIGSTOP)
     lasts(FORGOTTEN_SECONDS)
-    early = look_at(fleet, name)
+    early, before = counts(), {name: memory_bytes(name) for name in ("replay", "actor-0")}
     lasts(FORGOTTEN_SECONDS)
-    late = look_at(fleet, name)
-    fleet.running[name].send(signal.SIGCONT)
-    for other, memory_bytes in late.memory_bytes.items():
-        assert memory_bytes < early.memory_bytes[other] + GROWTH_BYTES, other
-    return early, late
-
-
-def adds_up(ledger: dict[str, float]) -> bool:
-    return ledger["produced"] == sum(number for fate, number in ledger.items() if fate != "produced")
-
-
-def recovers(fleet: Fleet) -> None:
-    """Waits until all three processes work again, and checks for forbidden consequences."""
+    assert counts() == early, "the others have given the learner up"
+    assert all(memory_bytes(name) < before[name] + GROWTH_BYTES for name in before)
+    assert fleet.newest("actor-0", "actor/wait_seconds_share", 0.0) > 0.9
+    ledger = early[0]
+    assert ledger["produced"] == sum(number for fate, number in ledger.items() if fate != "produced")
+    assert ledger["dropped_overflow"] == 0
+    fleet.running["learner"].send(signal.SIGCONT)
     goes_on(fleet)
     acts(fleet, "actor-0")
-    stored = fleet.newest("replay", "ledger/stored", 0.0)
-    wait_until(lambda: fleet.newest("replay", "ledger/stored", 0.0) > stored)
+    wait_until(lambda: fleet.newest("replay", "ledger/stored", 0.0) > ledger["stored"])
     assert fleet.newest("learner", "learner/replay_disconnects", 0.0) == 1
     assert losses_said(fleet) == 1
     assert fleet.with_traceback() == []
 
 
-def started(fleet: Fleet) -> None:
-    fleet.start("replay", "learner", "actor-0")
-    begins(fleet, actors=1)
-    acts(fleet, "actor-0")
+# The replay server starts empty ----------------------------------------------------------------------------------
 
 
-def test_fault_14_an_actor_waits_for_a_learner_that_is_frozen_for_30_s_and_nothing_grows(fleet: Fleet) -> None:
-    started(fleet)
-    early, late = freeze(fleet, "learner")
-    assert late.ledger == early.ledger
-    assert late.steps == early.steps
-    assert late.wait_share > 0.9
-    assert adds_up(late.ledger)
-    assert late.ledger["dropped_overflow"] == 0
-    recovers(fleet)
+def updates_at_rest(fleet: Fleet) -> float:
+    """Waits until the learner has nothing left to learn from; returns its updates."""
+
+    def last_two_seconds() -> list[float]:
+        return values(fleet.directory, "learner", "learner/updates")[-8:]
+
+    fleet.running["learner"].wait_until(lambda: len(set(last_two_seconds())) == 1)
+    return last_two_seconds()[-1]
+
+
+def updates_below_the_minimum(fleet: Fleet, replay_lines: int) -> set[float]:
+    """Returns the learner's counts while the replay, after this many lines of metrics, was below its minimum."""
+    replay, learner = (read_metrics(fleet.directory / "metrics" / f"{name}.jsonl") for name in ("replay", "learner"))
+    small = [line["time"] for line in replay[replay_lines:] if line["replay/size_transitions"] < MINIMUM]
+    return {line["learner/updates"] for line in learner if small[0] <= line["time"] <= small[-1]}
+
+
+def test_fault_04_learner_and_actor_of_a_fleet_wait_for_an_empty_replay_and_go_on_without_a_restart(
+    tmp_path: Path,
+) -> None:
+    with Programs(tmp_path) as programs, Fleet(programs, tmp_path / "run", "replay.journal=false") as fleet:
+        fleet.start("replay", "learner", "actor-0")
+        learner, actor = fleet.running["learner"], fleet.running["actor-0"]
+        learner.wait_until(lambda: fleet.updates() > 0)
+        before = programs.living()
+        fleet.end("replay")
+        learner.wait_until(lambda: "is lost: looking for it" in learner.stderr)
+        actor.wait_until(lambda: LOST.search(actor.stderr))
+        held, replay_lines = updates_at_rest(fleet), fleet.lines("replay")
+        actor.send(signal.SIGSTOP)  # so that nothing comes before the empty replay has been looked at
+        fleet.start("replay")
+        replay = fleet.running["replay"]
+        replay.wait_until(lambda: "joins; 0 segments are live" in replay.stderr)
+        lines = fleet.lines("learner")
+        learner.wait_until(lambda: fleet.lines("learner") >= lines + 8)
+        assert fleet.updates() == held
+        assert fleet.newest("replay", "replay/size_transitions", -1.0) == 0
+        actor.send(signal.SIGCONT)
+        learner.wait_until(lambda: fleet.updates() > held)
+        assert updates_below_the_minimum(fleet, replay_lines) == {held}
+        after = programs.living()
+        assert {name: pid for name, pid in after.items() if name != "replay"} == {
+            name: pid for name, pid in before.items() if name != "replay"
+        }
+        assert len(LOST.findall(actor.stderr)) == learner.stderr.count("is lost: looking for it") == 1
+        assert learner.stderr.count("the replay server is back after") == 1
+        actor.wait_until(lambda: actor.stderr.count("the replay server is back after") == 1)
+        assert fleet.with_traceback() == []
 
 
 # Learner and replay server are separated ---------------------------------------------------------------------------

@@ -7,16 +7,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from apex_jax.config import Config
-from apex_jax.host import disk
 from apex_jax.host.errors import RunError
 from apex_jax.replay.experience_log import ExperienceLog
 from apex_jax.replay.snapshots import FileHeader, JournalError
-from apex_jax.run.checkpoint import Checkpointer, CheckpointError, Progress
-from apex_jax.run.checkpoint_files import CHECKSUMS
+from apex_jax.run.checkpoint import Checkpointer, CheckpointError
 from apex_jax.run.metric_files import MetricsFollower, append_line, read_metrics
 from apex_jax.run.provenance import check_resumable, read_starts, record_start
 from apex_jax.run.storage import Storage
@@ -82,22 +79,6 @@ def test_run_directory_may_itself_be_a_link(tmp_path: Path, name: str, write: Ca
     assert (tmp_path / "disk" / name).is_file()
 
 
-@pytest.mark.parametrize("kind", ["dangling link", "fifo", "folder"])
-def test_foreign_file_in_place_of_a_segment_file_is_refused_at_the_start(tmp_path: Path, kind: str) -> None:
-    path = tmp_path / f"segments-{1:020}-{1:06}.log"
-    if kind == "fifo":
-        os.mkfifo(path)
-    elif kind == "folder":
-        path.mkdir()
-    else:
-        path.symlink_to(tmp_path / "missing")
-    log = ExperienceLog(tmp_path, header(), 10)
-    with pytest.raises(JournalError, match="cannot be read"):
-        list(log.read())
-    log.close()
-    assert list(tmp_path.glob("*segments*")) == [path], "neither removed nor renamed"
-
-
 def test_readers_of_lines_do_not_block_on_a_fifo(tmp_path: Path) -> None:
     for name in ("starts.jsonl", "metrics.jsonl"):
         os.mkfifo(tmp_path / name)
@@ -105,17 +86,6 @@ def test_readers_of_lines_do_not_block_on_a_fifo(tmp_path: Path) -> None:
     assert MetricsFollower(tmp_path / "metrics.jsonl").read_new() == []
     with pytest.raises(OSError, match="remove it"):
         read_metrics(tmp_path / "metrics.jsonl")
-
-
-def test_lock_file_keeps_its_content(tmp_path: Path) -> None:
-    (tmp_path / "lock").write_bytes(VALUABLE)
-    lock_run(tmp_path)
-    assert (tmp_path / "lock").read_bytes() == VALUABLE
-
-
-def test_folder_in_place_of_a_file_is_reported_as_a_folder(tmp_path: Path) -> None:
-    with pytest.raises(IsADirectoryError, match=str(tmp_path)):
-        disk.read_regular(tmp_path)
 
 
 @pytest.mark.parametrize("check", [record_start, check_resumable])
@@ -129,18 +99,6 @@ def test_config_that_is_no_regular_file_ends_the_start_with_its_path(tmp_path: P
     assert str(path) in str(caught.value)
 
 
-def test_fifo_in_place_of_checksums_does_not_block_a_restore(tmp_path: Path) -> None:
-    state, progress = {"weight": np.ones(3, np.float32)}, Progress(1, 4, 1.0, 2, "compatibility_key", "architecture")
-    checkpointer = Checkpointer(str(tmp_path))
-    checkpointer.save(state, progress)
-    checkpointer.wait()
-    (checkpointer.directory / "1" / CHECKSUMS).unlink()
-    os.mkfifo(checkpointer.directory / "1" / CHECKSUMS)
-    with pytest.raises(CheckpointError, match=r"none of the checkpoints in .* can be read"):
-        checkpointer.restore_newest(state, "compatibility_key", "architecture")
-    checkpointer.close()
-
-
 @pytest.mark.parametrize("kind", ["dangling link", "fifo"])
 def test_checkpoint_that_is_no_folder_is_skipped_with_one_warning(
     tmp_path: Path, kind: str, caplog: pytest.LogCaptureFixture
@@ -152,15 +110,6 @@ def test_checkpoint_that_is_no_folder_is_skipped_with_one_warning(
     assert checkpointer.restore_newest({}, "", "") is None
     checkpointer.close()
     assert sum("checkpoints/7 is left out" in record.message for record in caplog.records) == 1
-
-
-def test_fifo_in_place_of_the_identity_of_a_run_fails_the_push(tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    (run / "replay").mkdir(parents=True)
-    (run / "replay" / "snapshot-000000000001").write_bytes(b"1")
-    os.mkfifo(run / "run_identity")
-    with pytest.raises(RunError, match=r"run_identity cannot be read \(.*FIFO.*\); move it away"):
-        Storage(str(tmp_path / "copy")).push("replay", run)
 
 
 def test_fetching_follows_no_link_out_of_the_run_directory(tmp_path: Path) -> None:

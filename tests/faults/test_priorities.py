@@ -112,11 +112,12 @@ def test_fault_20_a_priority_of_a_slot_that_was_overwritten_is_ignored_and_count
 
 def test_fault_21_invalid_priorities_are_refused_one_by_one(sampling: Link) -> None:
     server, peer = full_server(sampling)
-    bad = [np.nan, np.inf, -np.inf, -1.0, 0.0]
-    good = [1e-45, 3.4e38, 2.0]  # a denormal, and the largest there is
+    bad, good = [np.nan, np.inf, -np.inf, -1.0, 0.0], [1e-45, 3.4e38, 2.0]  # a denormal, and the largest there is
+    signalling_nan = np.array([0x7F800001], np.uint32).view(np.float32)
+    priorities = np.concatenate([signalling_nan, np.array(bad + good, np.float32)])
     ladder_indices = [2 * L + FIRST, 3 * L + FIRST, 4 * L + FIRST]
-    peer.send(update_of([L + FIRST] * len(bad) + ladder_indices, [2] * len(bad) + [3, 4, 5], bad + good))
-    server.until(lambda: server.dropped["invalid_priority"] == len(bad))
+    peer.send(update_of([L + FIRST] * 6 + ladder_indices, [2] * 6 + [3, 4, 5], priorities))
+    server.until(lambda: server.dropped["invalid_priority"] == 6)
     assert leaf(server, 4 * L + FIRST) == pytest.approx(2.0**0.6)
     assert np.isfinite(server.buffer.total_priority)
     assert 0 < leaf(server, ladder_indices[0]) < 1e-15

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import random
 import re
 import shutil
 import socket as tcp
-import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -22,11 +20,10 @@ from apex_jax.transport.messages import ActorHello, ActorWelcome, Goodbye, Learn
 from apex_jax.transport.security import link_context
 from tests.fuzz.tcp import GREETING, frame, ready
 from tests.rigs.links import Peer
-from tests.rigs.processes import ROOT, Program, Programs, catch, free_tcp_addresses, values, wait_until
+from tests.rigs.processes import ROOT, Program, Programs, Resources, catch, free_tcp_addresses, resources_of, wait_until
 
 GROWTH_BYTES = 48 * 2**20  # that a server's memory may move by on its own
 
-SAID_SECONDS = 5.0
 GIVEN_UP_SECONDS = 15
 LOADED_SECONDS = 120.0  # on such a machine, with nothing compiled
 
@@ -34,9 +31,9 @@ LOADED_SECONDS = 120.0  # on such a machine, with nothing compiled
 class Served:
     """A replay server process, and peers of it by hand."""
 
-    def __init__(self, programs: Programs, directory: Path, keys_directory: str) -> None:
+    def __init__(self, programs: Programs, directory: Path, keys_directory: Path) -> None:
         self.directory = directory
-        settings = [*free_tcp_addresses(), *([f"security.keys={keys_directory}"] if keys_directory else [])]
+        settings = [*free_tcp_addresses(), f"security.keys={keys_directory}"]
         self.config: Config = load(ROOT / "configs" / "catch.yaml", settings)
         self.program = programs.start("--role", "replay", *catch(directory, *settings))
         self.program.wait_until(lambda: "replay of " in self.program.stderr, LOADED_SECONDS)
@@ -71,15 +68,10 @@ class Served:
         host, _, port = self.address(link).removeprefix("tcp://").rpartition(":")
         return tcp.create_connection((host, int(port)), timeout=20)
 
-    def open_files(self) -> int:
-        return len(os.listdir(f"/proc/{self.program.process.pid}/fd"))
-
-    def resident_bytes(self) -> int:
-        statm = Path(f"/proc/{self.program.process.pid}/statm").read_text()
-        return int(statm.split()[1]) * os.sysconf("SC_PAGE_SIZE")
-
-    def dropped(self, reason: str) -> float:
-        return max(values(self.directory, "replay", f"replay/dropped_{reason}"), default=0.0)
+    def resources(self) -> Resources:
+        resources = resources_of(self.program.process.pid)
+        assert resources is not None, self.program.stderr
+        return resources
 
     def close(self) -> None:
         for context in self._contexts.values():
@@ -89,12 +81,12 @@ class Served:
         assert self.program.process.poll() is None, self.program.stderr
 
 
-@pytest.fixture(scope="module", params=[pytest.param("plain", marks=pytest.mark.long), "keys"])
-def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     folder = tmp_path_factory.mktemp("served")
     keys.create(folder / "keys")
     with Programs(folder) as programs:
-        served = Served(programs, folder / "run", str(folder / "keys") if request.param == "keys" else "")
+        served = Served(programs, folder / "run", folder / "keys")
         yield served
         served.close()
 
@@ -105,7 +97,7 @@ def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 def test_fault_27_garbage_and_http_do_not_change_a_server(served: Served) -> None:
     rng = random.Random(27)
     served.is_sound()
-    files, memory = served.open_files(), served.resident_bytes()
+    before = served.resources()
     for number in range(600):
         with served.connection(("experience", "sampling")[number % 2]) as stranger:
             http = b"GET / HTTP/1.1\r\nHost: replay\r\n\r\n"
@@ -114,27 +106,27 @@ def test_fault_27_garbage_and_http_do_not_change_a_server(served: Served) -> Non
                 if number % 5 == 0:
                     stranger.recv(4096)
     served.is_sound()
-    served.program.wait_until(lambda: served.open_files() <= files)
-    assert served.resident_bytes() - memory < GROWTH_BYTES
+    served.program.wait_until(lambda: served.resources().fds <= before.fds)
+    assert served.resources().memory_bytes - before.memory_bytes < GROWTH_BYTES
 
 
 # Fault 28: messages that are too large ----------------------------------------------------------------------------
 
 
 def test_fault_28_message_of_two_gigabytes_is_refused_before_it_arrives(served: Served) -> None:
-    memory = served.resident_bytes()
+    before = served.resources()
     for number in range(20):
         with served.connection(("experience", "sampling")[number % 2]) as stranger, suppress(ConnectionError):
             stranger.sendall(GREETING + ready(b"DEALER") + frame(bytes(1000), announced_bytes=2**31))
             while stranger.recv(4096):
                 pass
-    assert served.resident_bytes() - memory < GROWTH_BYTES
+    assert served.resources().memory_bytes - before.memory_bytes < GROWTH_BYTES
     served.is_sound()
 
 
 @pytest.mark.parametrize("link", ["experience", "sampling"])
 def test_fault_28_authorized_peer_cannot_send_larger_messages_than_the_run_has(served: Served, link: str) -> None:
-    memory, peer = served.resident_bytes(), served.peer(link)
+    before, peer = served.resources(), served.peer(link)
     peer.send(Rejoin())
     with peer.socket.get_monitor_socket(zmq.EVENT_DISCONNECTED) as events:
         peer.send_frames(bytes(2**20))  # a segment of Catch has some 7 kB at most, the priorities of a draw less
@@ -142,43 +134,19 @@ def test_fault_28_authorized_peer_cannot_send_larger_messages_than_the_run_has(s
         peer.socket.disable_monitor()
     peer.socket.close()
     served.is_sound()
-    assert served.resident_bytes() - memory < GROWTH_BYTES
+    assert served.resources().memory_bytes - before.memory_bytes < GROWTH_BYTES
 
 
 # Fault 29: keys ---------------------------------------------------------------------------------------------------
 
 
-def folder_of_keys(folder: Path, role: str, source: Path, source_role: str) -> Path:
-    """Returns a copy of a folder of keys, in which `role` has the key pair of a role of another folder."""
-    copy = shutil.copytree(folder, folder.with_name(f"{role}-as-{source.name}-{source_role}"))
-    for kind in ("secret", "public"):
-        shutil.copy(source / f"{source_role}.{kind}", copy / f"{role}.{kind}")
-    return copy
-
-
-@pytest.fixture
-def sound(tmp_path: Path) -> Path:
-    """A folder of keys."""
-    keys.create(tmp_path / "sound")
-    return tmp_path / "sound"
-
-
-@pytest.fixture
-def foreign(tmp_path: Path) -> Path:
-    """A folder of other keys."""
-    keys.create(tmp_path / "foreign")
-    return tmp_path / "foreign"
-
-
-def check_refused_in_time(program: Program, hint: str) -> None:
+def check_refused(program: Program, hint: str) -> None:
     """Checks that a process logs a hint soon, and ends with it within GIVEN_UP_SECONDS."""
     wait_until(lambda: hint in program.stderr, LOADED_SECONDS)
-    said = time.monotonic()
     assert program.exit_code() == 1
     tried = re.search(r"^error: .* \(tried for (\d+) s\)$", program.stderr, re.MULTILINE)
     assert tried is not None, program.stderr
     assert int(tried[1]) <= GIVEN_UP_SECONDS
-    assert time.monotonic() - said > int(tried[1]) - SAID_SECONDS, "the hint came late"
     assert program.stderr.count(hint) == 2, "when it was first known, and at the end"
     assert "Traceback" not in program.stderr
 
@@ -186,15 +154,20 @@ def check_refused_in_time(program: Program, hint: str) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(480)
 def test_fault_29_actor_whose_keys_do_not_fit_the_server_has_a_hint_soon_and_ends(
-    programs: Programs, sound: Path, foreign: Path, tmp_path: Path
+    programs: Programs, tmp_path: Path
 ) -> None:
+    sound, foreign = tmp_path / "sound", tmp_path / "foreign"
+    keys.create(sound)
+    keys.create(foreign)
     with_keys, without = free_tcp_addresses(), free_tcp_addresses()
     servers = [
         programs.start("--role", "replay", *catch(tmp_path / name, *addresses, f"security.keys={given}"))
         for name, addresses, given in (("with", with_keys, sound), ("without", without, ""))
     ]
     wait_until(lambda: all("replay of " in server.stderr for server in servers), LOADED_SECONDS)
-    unknown = folder_of_keys(sound, "actor", foreign, "actor")
+    unknown = shutil.copytree(sound, tmp_path / "unknown")
+    for kind in ("secret", "public"):
+        shutil.copy(foreign / f"actor.{kind}", unknown)
     for addresses, given, hint in (
         (with_keys, "", "set security.keys=DIR here"),
         (with_keys, str(foreign), "copy replay.public from there"),
@@ -203,13 +176,4 @@ def test_fault_29_actor_whose_keys_do_not_fit_the_server_has_a_hint_soon_and_end
     ):
         directory = tmp_path / f"actor of {hint}"
         actor = programs.start("--role", "actor", *catch(directory, *addresses, f"security.keys={given}"))
-        check_refused_in_time(actor, hint)
-
-
-@pytest.mark.long
-def test_fault_29_secret_that_others_can_read_is_wrong_usage(programs: Programs, sound: Path, tmp_path: Path) -> None:
-    (sound / "actor.secret").chmod(0o644)
-    program = programs.start("--role", "actor", *catch(tmp_path / "run", f"security.keys={sound}"))
-    assert program.exit_code() == 2
-    [line] = program.stderr.splitlines()
-    assert line.endswith(f"run: chmod 600 {sound / 'actor.secret'}")
+        check_refused(actor, hint)

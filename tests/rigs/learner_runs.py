@@ -1,10 +1,10 @@
-"""Checkpoints of a learner of Catch, and its error lines."""
+"""Checkpoints of a learner of Catch, and the error line of a process."""
 
 from __future__ import annotations
 
 import hashlib
+import re
 from pathlib import Path
-from typing import Any
 
 import jax
 import numpy as np
@@ -51,15 +51,16 @@ def restored(directory: Path, *settings: str) -> tuple[LearnerState, Progress] |
     return None if found is None else (LearnerState(*found[0]), found[1])
 
 
-def bits(tree: Any) -> list[bytes]:
-    return [np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(tree)]
-
-
 def files(directory: Path) -> dict[str, str]:
     """Returns a digest of every file but the lock."""
     paths = [path for path in directory.rglob("*") if path.is_file() and path.name != ".lock"]
     return {str(path.relative_to(directory)): hashlib.sha256(path.read_bytes()).hexdigest() for path in paths}
 
 
-def error_lines(program: Program) -> list[str]:
-    return [line for line in program.stderr.splitlines() if line.startswith(("error: ", "fatal: "))]
+def error_of(program: Program, exit_code: int) -> str:
+    """Returns the one line that says why a process has ended; beside it there is only the log."""
+    assert program.exit_code() == exit_code, program.stderr
+    rest = [line for line in program.stderr.splitlines() if not re.match(r"\d\d:\d\d:\d\d [A-Z]+ [\w-]+: ", line)]
+    assert len(rest) == 1, program.stderr
+    assert rest[0].startswith("error: ")
+    return rest[0]

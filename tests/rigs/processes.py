@@ -14,7 +14,7 @@ import uuid
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import TracebackType
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from apex_jax.process import SUPERVISED
 from apex_jax.run.metric_files import read_metrics
@@ -149,6 +149,30 @@ def values(directory: Path, name: str, tag: str) -> list[float]:
     except FileNotFoundError:
         return []
     return [line[tag] for line in lines if line.get(tag) is not None]
+
+
+class Resources(NamedTuple):
+    """What a process uses, at one moment or in the median."""
+
+    memory_bytes: float
+    fds: float
+    threads: float
+
+
+def resources_of(pid: int) -> Resources | None:
+    """Returns what a process uses now; None if it has ended."""
+    folder = Path("/proc", str(pid))
+    try:
+        memory_bytes = int((folder / "statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+        return Resources(memory_bytes, *(len(os.listdir(folder / name)) for name in ("fd", "task")))
+    except (OSError, IndexError):
+        return None
+
+
+def log(directory: Path, name: str) -> str:
+    """Returns what a process of a local run has logged."""
+    path = directory / "logs" / f"{name}.log"
+    return path.read_text() if path.exists() else ""
 
 
 def checkpoints(directory: Path) -> list[int]:

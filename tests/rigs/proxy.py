@@ -1,6 +1,6 @@
 """A tcp proxy that imitates network faults, which a test switches while connections are in use.
 
-One thread, an event loop of its own. `up` is from the client to the server behind the proxy, `down` the way back.
+One thread, an event loop of its own.
 """
 
 from __future__ import annotations
@@ -12,17 +12,14 @@ import struct
 import threading
 import time
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Literal
+from typing import Any
 
 CHUNK_BYTES = 16_384
 CHUNKS_UNDER_WAY = 256  # held back by latency; more wait in the sockets, as in a network
 RETRY_SECONDS = 0.1  # until the server behind the proxy is there
 RESET = struct.pack("ii", 1, 0)  # SO_LINGER: closing drops everything and sends RST
-
-Direction = Literal["up", "down"]
-BOTH: tuple[Direction, Direction] = ("up", "down")
 
 
 @dataclass(eq=False)
@@ -42,14 +39,7 @@ class Traffic:
     """Bytes that have passed the proxy."""
 
     connections: int = 0
-    up_bytes: int = 0
-    down_bytes: int = 0
-
-    def add(self, direction: Direction, num_bytes: int) -> None:
-        if direction == "up":
-            self.up_bytes += num_bytes
-        else:
-            self.down_bytes += num_bytes
+    down_bytes: int = 0  # from the server to clients
 
 
 @dataclass
@@ -58,14 +48,14 @@ class Conditions:
 
     latency_seconds: float = 0.0  # one way
     bytes_per_second: float = float("inf")  # each way of each connection
-    stopped: set[Direction] = field(default_factory=set)  # nothing passes this way
+    is_stopped: bool = False  # nothing passes
 
 
 class Proxy:
     """Forwards from clients to `target`, a tcp:// address that need not be served yet."""
 
     def __init__(self, target: str) -> None:
-        self.conditions = Conditions()  # its numbers may be set from any thread
+        self.conditions = Conditions()  # which may be set from any thread
         self.traffic = Traffic()
         host, _, port = target.removeprefix("tcp://").rpartition(":")
         self._target = (host, int(port))
@@ -83,13 +73,13 @@ class Proxy:
     def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
         self.close()
 
-    def stop(self, *directions: Direction) -> None:
+    def stop(self) -> None:
         """Lets nothing pass, like a partition: connections stay open, and new ones are accepted."""
-        self._in_loop(lambda: self.conditions.stopped.update(directions or BOTH))
+        self.conditions.is_stopped = True
 
     def heal(self) -> None:
         """Lets everything pass again, including held bytes, which TCP would send again."""
-        self._in_loop(self.conditions.stopped.clear)
+        self.conditions.is_stopped = False
 
     def lose(self) -> None:
         """Drops the state of all current connections, like a restarted NAT: they stay open, but nothing passes."""
@@ -146,11 +136,11 @@ class Proxy:
         self._connections.add(connection)
         self.traffic.connections += 1
         try:
-            await self._passes(connection, *BOTH)  # into a black hole nobody is connected any further
+            await self._passes(connection)  # into a black hole nobody is connected any further
             server_reader, connection.server = await self._connect()
-            up = self._pump(connection, "up", reader, connection.server)
-            down = self._pump(connection, "down", server_reader, client)
-            await self._first_of(up, down)
+            await self._first_of(
+                self._pump(connection, reader, connection.server), self._pump(connection, server_reader, client)
+            )
         except OSError:  # reset by one side: the other is told in the same way
             pass
         except asyncio.CancelledError:  # the proxy is closed
@@ -176,9 +166,7 @@ class Proxy:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _pump(
-        self, connection: Connection, direction: Direction, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> None:
+    async def _pump(self, connection: Connection, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Forwards bytes in one direction; None in the queue is the end of the stream."""
         under_way: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue(CHUNKS_UNDER_WAY)
 
@@ -193,19 +181,19 @@ class Proxy:
             while True:
                 due_seconds, data = await under_way.get()
                 await asyncio.sleep(max(0.0, due_seconds - time.monotonic()))
-                await self._passes(connection, direction)
+                await self._passes(connection)
                 if not data:
                     return
                 writer.write(data)
                 await writer.drain()
-                self.traffic.add(direction, len(data))
+                self.traffic.down_bytes += len(data) if writer is connection.client else 0
                 await asyncio.sleep(len(data) / self.conditions.bytes_per_second)
 
         await self._first_of(read(), write())
 
-    async def _passes(self, connection: Connection, *directions: Direction) -> None:
-        """Returns once these ways are open to the connection; of a lost one that is never."""
-        while connection.is_lost or self.conditions.stopped.intersection(directions):
+    async def _passes(self, connection: Connection) -> None:
+        """Returns once the connection is open; of a lost one that is never."""
+        while connection.is_lost or self.conditions.is_stopped:
             await asyncio.sleep(0.01)
 
     def _abort(self, connection: Connection) -> None:

@@ -12,7 +12,7 @@ from apex_jax.config import Config
 from apex_jax.segment_codec import encode_segment
 from apex_jax.transport import sockets
 from apex_jax.transport.messages import ActorHello, ActorWelcome, LearnerHello, LearnerWelcome, SegmentAck
-from apex_jax.types import SegmentRecord
+from apex_jax.types import SegmentRecord, SegmentSpec
 from apex_jax.workers.replay_server import ReplayServer
 from apex_jax.workers.role import RoleContext
 from tests.rigs.links import SPEC, TRANSITIONS, Peer, segment_of, wait_until
@@ -23,10 +23,10 @@ BODY = encode_segment(segment_of(1), SPEC)
 class Served:
     """A replay server that serves while a test waits, and peers that the test controls."""
 
-    def __init__(self, config: Config) -> None:
-        self.config = config
-        self.context, self._server_context = zmq.Context(), zmq.Context()
-        self.server = ReplayServer(RoleContext(config, self._server_context, "replay"), SPEC)
+    def __init__(self, config: Config, spec: SegmentSpec = SPEC) -> None:
+        self.config, self._spec = config, spec
+        self.context = zmq.Context()
+        self._start_server()
         self.now_seconds = 0.0
         self.peers: list[Peer] = []
 
@@ -57,8 +57,7 @@ class Served:
     def restart(self) -> None:
         """Kills the server and restarts it from its journal."""
         self._end_server()
-        self._server_context = zmq.Context()
-        self.server = ReplayServer(RoleContext(self.config, self._server_context, "replay"), SPEC)
+        self._start_server()
 
     def close(self) -> None:
         for peer in self.peers:
@@ -66,9 +65,13 @@ class Served:
         self.context.term()
         self._end_server()
 
+    def _start_server(self) -> None:
+        self.role = RoleContext(self.config, zmq.Context(), "replay")
+        self.server = ReplayServer(self.role, self._spec)
+
     def _end_server(self) -> None:
         self.server.close()
-        self._server_context.term()  # the addresses are free when this returns
+        self.role.sockets.term()  # the addresses are free when this returns
 
 
 def segment(peer_id: int, sequence: int, produced: int = TRANSITIONS) -> SegmentRecord:

@@ -345,7 +345,7 @@ class Oracle:
     def _check_priorities(self, buffer: Any, books: ServerBooks) -> None:
         leaves = buffer.tree.leaves[: buffer.capacity_segments * SPEC.slots].reshape(-1, SPEC.slots)
         slots, frames = np.nonzero(leaves)
-        found = leaves[slots, frames] ** (1 / buffer._alpha)
+        found = leaves[slots, frames] ** (1 / self.fleet.config.replay.priority_exponent)
         wanted = priority_of(books.numbers[slots])
         wrong = (found < wanted - 1e-3) | (found > wanted + 0.8)
         self.check(not wrong.any(), "priorities of other segments:", found[wrong], wanted[wrong])

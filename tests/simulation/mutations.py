@@ -1,13 +1,11 @@
-"""Mistakes in the protocol, one at a time, that the simulation must find: `python -m tests.simulation.mutations`."""
+"""Mistakes in the protocol, one at a time, that the simulation must find."""
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import inspect
-import sys
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import NamedTuple
 from unittest import mock
 
@@ -89,24 +87,3 @@ def find(mutation: Mutation, seeds: int, hours: float) -> tuple[Outcome, float] 
             if outcome.violation:
                 return outcome, spent
     return None
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m tests.simulation.mutations", description=__doc__)
-    parser.add_argument("--seeds", type=int, default=20, help="of one hour each, until a mutation counts as not found")
-    options = parser.parse_args(arguments)
-    missed = 0
-    for mutation in MUTATIONS:
-        found = find(mutation, options.seeds, 1.0)
-        missed += found is None
-        text = (
-            f"after {3600 * found[1]:.0f} s (seed {found[0].seed}): {found[0].violation[:150]}"
-            if found
-            else "not found"
-        )
-        print(f"{mutation.what}: {text}", flush=True)
-    return missed > 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

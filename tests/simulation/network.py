@@ -338,7 +338,7 @@ class Router(SimSocket):
     def __init__(self, context: SimContext) -> None:
         super().__init__(context)
         self.peers: dict[bytes, Wire] = {}
-        self._turns: deque[Wire] = deque()
+        self.turns: deque[Wire] = deque()
         self._address = ""
 
     def bind(self, address: str) -> None:
@@ -355,18 +355,18 @@ class Router(SimSocket):
         wire.send(0, message)
 
     def recv_multipart(self, flags: int, copy: bool = True) -> list[Any]:
-        if not self._turns:
+        if not self.turns:
             raise Full
-        wire = self._turns.popleft()
+        wire = self.turns.popleft()
         unread = wire.lanes[1].unread
         message = unread.popleft()
         if unread:
-            self._turns.append(wire)
+            self.turns.append(wire)
         return [Identity(wire.identity), *message]
 
     def arrived(self, wire: Wire) -> None:
         if len(wire.lanes[1].unread) == 1:
-            self._turns.append(wire)
+            self.turns.append(wire)
         self.wake()
 
     def lost(self, wire: Wire) -> None:

@@ -121,7 +121,7 @@ class ServerThread:
 
     def _turn(self, now: float) -> float | None:
         self._server.turn(now)
-        return 0.001 if self._server._socket._turns else None
+        return 0.001 if self._server._socket.turns else None
 
     def join(self) -> None:
         self.task.is_over = True

@@ -57,7 +57,7 @@ class ReplayProcess(Process):
         if server.sampling.finished is not None:
             server.experience.finish(server.sampling.finished)
         self.fleet.oracle.after_turn(self)
-        return 0.001 if any(socket._turns for socket in self.sockets if hasattr(socket, "_turns")) else None
+        return 0.001 if any(socket.turns for socket in self.sockets if hasattr(socket, "turns")) else None
 
     def died(self) -> None:
         if (server := getattr(self, "server", None)) is not None:

@@ -12,7 +12,6 @@ import sys
 
 import pytest
 
-from benchmarks import report
 from tests.rigs.processes import ROOT
 
 FOLDER = ROOT / "benchmarks"
@@ -55,13 +54,3 @@ def test_benchmark_of_a_gpu_runs_in_small_on_a_cpu() -> None:
     assert figures["update"]["humanoid"]["bfloat16"]["updates/s"] > 0
     assert figures["frame store"]["GB of a million transitions"] == pytest.approx(8.08, abs=0.01)
     assert figures["whole"]["1 actor processes"]["updates/s"] > 0
-
-
-@pytest.mark.parametrize(("measured", "met"), [(1.0, False), (2.0, True), (3.0, True), (4.0, False)])
-def test_target_states_whether_it_is_met(measured: float, met: bool) -> None:
-    assert report.target(measured, at_least=2.0, at_most=3.0) == {
-        "measured": measured,
-        "at_least": 2.0,
-        "at_most": 3.0,
-        "met": met,
-    }

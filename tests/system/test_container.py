@@ -26,7 +26,6 @@ from tests.rigs.containers import (
     arguments,
     context,
     entrypoint,
-    instructions,
     services,
     texts_of,
     tracked_files,
@@ -48,18 +47,6 @@ def keys_of(role: str) -> set[str]:
 
 
 # Dockerfile and .dockerignore ------------------------------------------------------------------------------------
-
-
-def test_base_image_is_pinned_to_a_release_of_python_and_of_debian() -> None:
-    (image,) = texts_of("FROM")
-    assert re.fullmatch(r"python:3\.12\.\d+-slim-[a-z]+", image)
-
-
-def test_program_runs_as_a_user_with_a_fixed_uid_who_is_not_root() -> None:
-    (user,) = texts_of("USER")
-    assert int(user) > 0
-    assert any(f"useradd --uid {user} " in text for text in texts_of("RUN"))
-    assert [instruction.name for instruction in instructions()].index("USER") < len(instructions()) - 1
 
 
 def test_program_itself_receives_the_arguments_and_the_signals_of_the_container() -> None:
@@ -105,11 +92,6 @@ def test_requirements_of_each_extra_are_there_when_dependencies_are_installed(ex
 
 
 # compose.yaml ----------------------------------------------------------------------------------------------------
-
-
-def test_each_role_is_a_service_and_so_are_the_keys() -> None:
-    assert list(SERVICES) == ["keys", *ROLES]
-    assert all((service["image"], service["build"]) == ("apex-jax", ".") for service in SERVICES.values())
 
 
 @pytest.mark.parametrize("role", ROLES)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import fnmatch
 import functools
@@ -10,6 +11,7 @@ import importlib.util
 import os
 import re
 import shutil
+from collections import defaultdict
 from collections.abc import Callable
 from operator import attrgetter
 from pathlib import Path
@@ -177,10 +179,25 @@ def test_scripts_that_are_run_exist(page: Page, items: list[tuple[str, ...]]) ->
     assert all((ROOT / item[1].removeprefix("/opt/apex-jax/current/")).is_file() for item in items)
 
 
-def test_page_is_read_without_its_code(monkeypatch: pytest.MonkeyPatch) -> None:
-    page = Page(ROOT / "nowhere.md")
-    text = '# A `b` and [c](d.md#e)\n`[x](y)`\n## A b, and c!\n```bash\n# D\n[f](g)\n```\n<img src="h.png">\n`i\n  j`\n'
-    monkeypatch.setattr(Path, "read_text", lambda *_, **__: text)
-    assert page.anchors == {"a-b-and-c", "a-b-and-c-1"}
-    assert page.links == ["d.md#e", "h.png"]
-    assert page.spans == ["b", "[x](y)", "i j"]
+# docs/faults.md -------------------------------------------------------------------------------------------------
+
+
+def rows() -> dict[int, list[str]]:
+    """Returns the files that docs/faults.md names for each number."""
+    table = re.findall(r"^\| (\d+) \|.*\| ([^|]*) \|$", (ROOT / "docs" / "faults.md").read_text(), re.MULTILINE)
+    return {int(number): re.findall(r"`([^`]+)`", files) for number, files in table}
+
+
+def found_tests() -> dict[int, set[str]]:
+    """Returns the files that have tests of each number."""
+    found: dict[int, set[str]] = defaultdict(set)
+    for path in sorted((ROOT / "tests").rglob("test_*.py")):
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.FunctionDef) and (match := re.match(r"test_fault_(\d\d)_\w", node.name)):
+                found[int(match[1])].add(str(path.relative_to(ROOT)))
+    return found
+
+
+def test_every_fault_has_a_row_with_the_files_of_its_tests() -> None:
+    assert list(rows()) == list(range(1, 41))
+    assert found_tests() == {number: set(files) for number, files in rows().items()}

@@ -1,17 +1,21 @@
-"""The files under results/ can be plotted, and agree with its README."""
+"""The files under results/ can be plotted, and agree with its README; the suite of games, from end to end."""
 
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 from PIL import Image
 
+from apex_jax.environments.atari_scores import ATARI_SCORES
 from apex_jax.plotting.packed_runs import read_packed
 from apex_jax.plotting.plot import draw_each_against_the_first
 from apex_jax.plotting.plot_command import groups_of
 from results import ablations, scores, suite
+from results.suite import Played
 from tests.rigs.runs import ROOT
 
 
@@ -48,3 +52,53 @@ def test_published_ablations_are_those_of_the_published_runs(tmp_path: Path) -> 
 @pytest.mark.long
 def test_scores_are_those_of_the_published_runs() -> None:
     assert scores.FILE.read_text() == scores.table(), "run: python -m results.scores"
+
+
+# The suite of games -----------------------------------------------------------------------------------------------
+
+
+GAMES = ("Boxing", "Breakout", "SpaceInvaders")
+
+
+def run_of(game: str, score: float, seed: int = 1, spread: float = 0.0) -> Played:
+    """Returns a run whose 30 games have this mean human-normalised score."""
+    random, human = ATARI_SCORES[game].random, ATARI_SCORES[game].human
+    scores = score + spread * np.linspace(-1, 1, suite.EPISODES)
+    return Played(game, seed, 1e6, 15.0, 100, (random + (human - random) * scores).tolist(), training=score)
+
+
+def test_statistics_are_of_the_mean_scores_of_the_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(suite, "RESAMPLES", 20)
+    runs = [run_of(game, score) for game, score in zip(GAMES, (0.1, 0.4, 4.0), strict=True)]
+    values = {name: suite.statistic_of(runs, function)[0] for name, function in suite.STATISTICS.items()}
+    assert values == pytest.approx({"IQM": 2 / 3 * 0.4 + (0.1 + 4.0) / 6, "median": 0.4, "mean": 1.5})
+
+
+def test_table_compares_two_suites_over_the_games_of_both(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(suite, "RESAMPLES", 20)
+    base = [run_of("Boxing", 0.2, spread=0.1), run_of("Pong", 9.0)]
+    better = [run_of("Boxing", 0.6, spread=0.1), run_of("Breakout", 5.0)]
+    lines = suite.table({"base": base, "better": better}).splitlines()
+    cells = {line.split(" | ")[0].strip("| "): [cell.strip(" |") for cell in line.split(" | ")[1:]] for line in lines}
+    assert cells[""] == ["base", "better", "difference"]
+    assert cells["Boxing"][2].startswith("+0.40 [+0.3")
+    assert cells["Boxing, in training"] == ["0.2", "0.6", ""]
+    assert cells["Breakout"][0] == cells["Breakout"][2] == ""
+    assert "Pong" not in cells
+    assert cells["IQM of human-normalised scores"][2] == "3.00 times"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_short_suite_trains_and_plays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    small = ["actor.environments=4", "replay.min_size_to_sample=500", "evaluator.max_episode_frames=400"]
+    folders = ["--directory", str(tmp_path / "runs"), "--publish", str(tmp_path / "results")]
+    arguments = ["short", "--games", "Pong", "--minutes", "0.2", *folders, *small]
+    monkeypatch.setattr(sys, "argv", ["suite", *arguments])
+    suite.main()
+    [run] = suite.read(tmp_path / "results" / "short.jsonl")
+    assert run.updates > 0
+    assert len(run.returns) == suite.EPISODES
+    monkeypatch.delattr(suite, "train")
+    suite.main()
+    assert suite.read(tmp_path / "results" / "short.jsonl") == [run], "what is finished is not repeated"

@@ -6,15 +6,10 @@ import re
 from pathlib import Path
 
 import pytest
-import zmq
 
-from apex_jax.config.load import DEFAULT_CONFIG, load
-from apex_jax.links.weights_server import WeightsServer
-from apex_jax.run.identity import RunIdentity
 from apex_jax.run.provenance import record_config
-from apex_jax.transport.params_codec import architecture_of
-from tests.rigs.learner_runs import config_of, error_lines, files, fresh_state, save_checkpoint
-from tests.rigs.processes import ROOT, Program, Programs, catch, free_tcp_addresses, wait_until
+from tests.rigs.learner_runs import config_of, error_of, files, save_checkpoint
+from tests.rigs.processes import Programs, catch, free_tcp_addresses
 
 MINE, OTHER = "00112233aabbccdd", "fedcba9876543210"
 
@@ -28,12 +23,6 @@ def run(tmp_path: Path) -> Path:
     (directory / "run_identity").write_text(MINE)
     (directory / "evaluations.jsonl").write_text("{}\n")
     return directory
-
-
-def error_of(program: Program, exit_code: int) -> str:
-    assert program.exit_code() == exit_code, program.stderr
-    [error] = error_lines(program)
-    return error
 
 
 def test_a_replay_of_another_game_alone_is_refused_before_anything_starts(programs: Programs, tmp_path: Path) -> None:
@@ -64,27 +53,6 @@ def test_run_that_cannot_be_resumed_is_refused_with_the_differences_and_unchange
 
 
 @pytest.mark.long
-def test_an_evaluator_writes_nothing_into_a_run_that_is_not_its_learners(
-    programs: Programs, run: Path, tmp_path: Path
-) -> None:
-    before, config, addresses = files(run), config_of(run), free_tcp_addresses()
-    (tmp_path / "other").mkdir()
-    (tmp_path / "other" / "run_identity").write_text(OTHER)
-    address, context = addresses[2].partition("=")[2], zmq.Context()
-    other = RunIdentity(str(tmp_path / "other"))
-    params = fresh_state(config).online_params
-    server = WeightsServer(context, address, 1, 0, config.weights_compatibility_key, architecture_of(params), other)
-    server.publish(params, 1, 0, final=True)
-    evaluator = programs.start("--role", "evaluator", *catch(run, *addresses))
-    wait_until(lambda: evaluator.process.poll() is not None)
-    server.close()
-    context.term()
-    error = error_of(evaluator, 1)
-    assert f"this process is of run {MINE}, the learner of run {OTHER}" in error
-    assert {name: digest for name, digest in files(run).items() if not name.endswith(".lock")} == before
-
-
-@pytest.mark.long
 def test_a_learner_that_its_replay_server_refuses_writes_nothing_into_its_run(
     programs: Programs, run: Path, tmp_path: Path
 ) -> None:
@@ -95,9 +63,3 @@ def test_a_learner_that_its_replay_server_refuses_writes_nothing_into_its_run(
     error = error_of(programs.start("--role", "learner", *catch(run, *addresses, "learner.batch_size=8")), 1)
     assert f"this learner is of run {MINE}, the replay server of run {OTHER}" in error
     assert files(run) == before
-
-
-def test_recipe_for_several_machines_uses_another_directory_than_the_quick_start() -> None:
-    [recipe] = [line for line in (ROOT / "README.md").read_text().splitlines() if line.startswith("paper() {")]
-    [directory] = [word for word in recipe.split() if word.startswith("run_directory=")]
-    assert load(ROOT / "configs" / "paper.yaml", [directory]).directory != load(DEFAULT_CONFIG).directory

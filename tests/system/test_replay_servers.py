@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.rigs.processes import Programs, catch, values
+from tests.rigs.processes import Programs, catch, log, values
 
 SERVERS = ("replay", "replay-1", "replay-2")
 ENDLESS = "total_updates=100000000"
@@ -22,11 +22,6 @@ pytestmark = pytest.mark.timeout(480)
 
 def newest(directory: Path, name: str, tag: str) -> float:
     return ([0.0, *values(directory, name, tag)])[-1]
-
-
-def log(directory: Path, name: str) -> str:
-    path = directory / "logs" / f"{name}.log"
-    return path.read_text() if path.exists() else ""
 
 
 def more_updates(directory: Path, count: int = 500) -> Callable[[], bool]:

@@ -1,10 +1,11 @@
 """A fleet under a virtual clock: a short run, its determinism, and the mistakes that it must find.
 
-Long: `python -m tests.simulation --hours 200 --seed 1`, and `python -m tests.simulation.mutations`.
+Long: `python -m tests.simulation --hours 200 --seed 1`.
 """
 
 from __future__ import annotations
 
+import functools
 import os
 import subprocess
 import sys
@@ -12,23 +13,28 @@ import sys
 import pytest
 
 from tests.simulation.__main__ import main, report, simulate
-from tests.simulation.mutations import MUTATIONS, Mutation, find, mutated
+from tests.simulation.mutations import MUTATIONS, find, mutated
 
 CREDIT_TWICE = next(each for each in MUTATIONS if each.what == "the learner returns the credit of segments twice")
 
 
-@pytest.mark.parametrize("seed", [1, 4, *(pytest.param(seed, marks=pytest.mark.long) for seed in (2, 3))])
+@functools.cache
+def simulated(seed):
+    """Returns the outcome of one round of faults and calm."""
+    return simulate(seed, hours=0.05)
+
+
+@pytest.mark.parametrize("seed", range(1, 5))
 def test_fleet_keeps_every_invariant_under_faults(seed):
-    outcome = simulate(seed, hours=0.15)
+    outcome = simulated(seed)
     assert not outcome.violation, report(outcome)
-    assert outcome.hours >= 0.15
+    assert outcome.hours >= 0.05
     assert min(outcome.updates, outcome.stored) > 50
 
 
 def test_same_seed_gives_the_same_events():
-    first, second, other = simulate(6, 0.02), simulate(6, 0.02), simulate(7, 0.02)
-    assert first == second
-    assert first.digest != other.digest
+    assert simulate(2, 0.05) == simulated(2)
+    assert simulated(2).digest != simulated(3).digest
 
 
 @pytest.mark.long
@@ -44,9 +50,7 @@ def test_same_seed_gives_the_same_events_in_another_process():
 def test_violation_ends_the_program_with_the_command_that_repeats_it(capsys):
     with mutated(CREDIT_TWICE):
         assert main(["--hours", "1", "--seed", "1"]) == 1
-        shown = capsys.readouterr().err
-        assert main(["--hours", "1", "--seed", "1"]) == 1
-        assert capsys.readouterr().err == shown
+    shown = capsys.readouterr().err
     assert "seed 1: Violation: credit for 257 segments" in shown
     assert shown.endswith("repeat: python -m tests.simulation --hours 1 --seed 1\n")
 
@@ -55,9 +59,3 @@ def test_violation_ends_the_program_with_the_command_that_repeats_it(capsys):
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=[mutation.what.replace(" ", "_") for mutation in MUTATIONS])
 def test_mistake_in_the_protocol_is_found(mutation):
     assert find(mutation, seeds=10, hours=1.0) is not None
-
-
-def test_mutation_of_code_that_has_changed_fails():
-    gone = Mutation("gone", CREDIT_TWICE.owner, CREDIT_TWICE.method, "a text that the method does not have", "")
-    with pytest.raises(AssertionError, match="holds 0 of"), mutated(gone):
-        pass

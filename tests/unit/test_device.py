@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import subprocess
 import sys
@@ -41,29 +40,20 @@ def test_each_role_uses_the_device_of_the_configuration(
     assert environ.get("JAX_PLATFORMS") == platform
 
 
-def test_best_device_is_left_to_jax(environ: dict[str, str]) -> None:
-    choose_device("learner", dataclasses.replace(DEVICES, learner=LearnerConfig(device="auto")))
-    assert "JAX_PLATFORMS" not in environ
-
-
 @pytest.mark.parametrize("role", ["actor", "evaluator", "learner"])
 def test_actor_and_evaluator_leave_memory_of_a_shared_gpu_to_the_learner(environ: dict[str, str], role: str) -> None:
     choose_device(role, load(None, ["actor.device=auto"]))
     assert environ.get("XLA_PYTHON_CLIENT_PREALLOCATE") == (None if role == "learner" else "false")
 
 
-@pytest.mark.parametrize(
-    ("learner", "evaluator", "gpu", "platform"),
-    [
-        ("auto", "auto", True, None),  # left to JAX, as for the learner
-        ("auto", "auto", False, "cpu"),
-        ("auto", "gpu", False, "cuda"),
-        ("gpu", "auto", True, None),
-        ("gpu", "auto", False, "cpu"),  # the learner's GPU is that of another machine
-        ("cpu", "auto", True, "cpu"),
-        ("cpu", "gpu", True, "cuda"),
-    ],
-)
+@pytest.mark.parametrize(("learner", "evaluator", "gpu", "platform"), [
+    ("auto", "auto", True, None),  # left to JAX, as for the learner
+    ("auto", "auto", False, "cpu"),
+    ("auto", "gpu", False, "cuda"),
+    ("gpu", "auto", False, "cpu"),  # the learner's GPU is that of another machine
+    ("cpu", "auto", True, "cpu"),
+    ("cpu", "gpu", True, "cuda"),
+])  # fmt: skip
 def test_evaluator_uses_the_gpu_where_the_learner_does(
     environ: dict[str, str],
     monkeypatch: pytest.MonkeyPatch,
@@ -97,17 +87,14 @@ def test_name_of_the_accelerator_is_that_of_the_learners_devices(
     assert accelerator_name(devices) == name
 
 
-@pytest.mark.parametrize(
-    ("devices", "servers", "batch_size", "refused"),
-    [
-        (1, 3, 33, None),
-        (4, 8, 64, None),
-        (0, 8, 64, None),
-        (8, 8, 64, r"learner\.devices=8: JAX finds 4 here \(cpu\); use fewer"),
-        (0, 2, 64, r"learner\.devices=0: 4 devices do not divide replay\.servers=2; change one of the two"),
-        (2, 2, 33, r"learner\.devices=2: 2 devices do not divide learner\.batch_size=33; change one of the two"),
-    ],
-)
+@pytest.mark.parametrize(("devices", "servers", "batch_size", "refused"), [
+    (1, 3, 33, None),
+    (4, 8, 64, None),
+    (0, 8, 64, None),
+    (8, 8, 64, r"learner\.devices=8: JAX finds 4 here \(cpu\); use fewer"),
+    (0, 2, 64, r"learner\.devices=0: 4 devices do not divide replay\.servers=2; change one of the two"),
+    (2, 2, 33, r"learner\.devices=2: 2 devices do not divide learner\.batch_size=33; change one of the two"),
+])  # fmt: skip
 def test_devices_that_jax_lacks_or_that_do_not_fit_the_run_are_refused(
     monkeypatch: pytest.MonkeyPatch, devices: int, servers: int, batch_size: int, refused: str | None
 ) -> None:
@@ -127,10 +114,7 @@ def test_compiled_programs_are_kept_in_the_users_cache(environ: dict[str, str], 
     keep_compiled_programs()
     assert Path(environ["JAX_COMPILATION_CACHE_DIR"]).is_dir()
     assert Path(environ["JAX_COMPILATION_CACHE_DIR"]).parent == tmp_path / "apex_jax"
-
-
-def test_configured_directory_of_compiled_programs_is_used(environ: dict[str, str], tmp_path: Path) -> None:
-    environ |= {"XDG_CACHE_HOME": str(tmp_path), "JAX_COMPILATION_CACHE_DIR": "elsewhere"}
+    environ["JAX_COMPILATION_CACHE_DIR"] = "elsewhere"
     keep_compiled_programs()
     assert environ["JAX_COMPILATION_CACHE_DIR"] == "elsewhere"
 
@@ -143,38 +127,31 @@ def test_without_a_writable_cache_programs_are_compiled_again(environ: dict[str,
     assert not [name for name in environ if name.startswith("JAX")]
 
 
-@pytest.mark.parametrize(
-    ("cores", "gpu", "servers", "number", "line"),
-    [
-        (1, False, 1, 1, "1 actor process, for 1 core"),
-        (64, False, 1, 1, "1 actor process, for 64 cores"),
-        (2, True, 1, 1, "1 actor process, for 2 cores and a GPU"),
-        (16, True, 1, 3, "3 actor processes, for 16 cores and a GPU"),
-        (208, True, 1, 8, "8 actor processes, for 208 cores and a GPU"),
-        (16, True, 4, 4, "4 actor processes, for 4 replay servers"),
-        (2, False, 3, 3, "3 actor processes, for 3 replay servers"),
-    ],
-)
+@pytest.mark.parametrize(("cores", "gpu", "servers", "number", "line"), [
+    (1, False, 1, 1, "1 actor process, for 1 core"),
+    (2, True, 1, 1, "1 actor process, for 2 cores and a GPU"),
+    (16, True, 1, 3, "3 actor processes, for 16 cores and a GPU"),
+    (208, True, 1, 8, "8 actor processes, for 208 cores and a GPU"),
+    (16, True, 4, 4, "4 actor processes, for 4 replay servers"),
+    (2, False, 3, 3, "3 actor processes, for 3 replay servers"),
+])  # fmt: skip
 def test_machine_and_replay_servers_choose_the_number_of_actors(
     cores: int, gpu: bool, servers: int, number: int, line: str
 ) -> None:
     assert device.actor_processes(cores, gpu, servers) == (number, line)
 
 
-@pytest.mark.parametrize(
-    ("setting", "variables", "lacks", "found"),
-    [
-        ("learner.device=auto", {}, "", True),
-        ("learner.device=auto", {}, "file", False),
-        ("learner.device=auto", {}, "plugin", False),
-        ("learner.device=auto", {"JAX_PLATFORMS": "cpu"}, "", False),
-        ("learner.device=auto", {"JAX_PLATFORMS": "cuda,cpu"}, "", True),
-        ("learner.device=auto", {"CUDA_VISIBLE_DEVICES": ""}, "", False),
-        ("learner.device=auto", {"CUDA_VISIBLE_DEVICES": "1"}, "", True),
-        ("learner.device=gpu", {"JAX_PLATFORMS": "cpu"}, "", True),
-        ("learner.device=cpu", {}, "", False),
-    ],
-)
+@pytest.mark.parametrize(("setting", "variables", "lacks", "found"), [
+    ("learner.device=auto", {}, "", True),
+    ("learner.device=auto", {}, "file", False),
+    ("learner.device=auto", {}, "plugin", False),
+    ("learner.device=auto", {"JAX_PLATFORMS": "cpu"}, "", False),
+    ("learner.device=auto", {"JAX_PLATFORMS": "cuda,cpu"}, "", True),
+    ("learner.device=auto", {"CUDA_VISIBLE_DEVICES": ""}, "", False),
+    ("learner.device=auto", {"CUDA_VISIBLE_DEVICES": "1"}, "", True),
+    ("learner.device=gpu", {"JAX_PLATFORMS": "cpu"}, "", True),
+    ("learner.device=cpu", {}, "", False),
+])  # fmt: skip
 def test_gpu_is_found_without_jax(
     environ: dict[str, str],
     monkeypatch: pytest.MonkeyPatch,

@@ -5,40 +5,22 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from apex_jax.workers.local import run_lock
-from tests.rigs.learner_runs import save_checkpoint
-from tests.rigs.processes import ROOT, Program, Programs, catch, free_tcp_addresses
-
-LOG_LINE = r"\d\d:\d\d:\d\d [A-Z]+ [\w-]+: .*"
+from tests.rigs.learner_runs import error_of
+from tests.rigs.processes import ROOT, Programs, catch
 
 
-def error_of(program: Program, exit_code: int) -> str:
-    """Returns the one line that says why; beside it there is only the log."""
-    assert program.exit_code() == exit_code
-    rest = [line for line in program.stderr.splitlines() if not re.fullmatch(LOG_LINE, line)]
-    assert len(rest) == 1, program.stderr
-    assert rest[0].startswith("error: ")
-    return rest[0]
-
-
-@pytest.mark.parametrize(("arguments", "words"), [
-    (["lerner.batch_size=64"], ["lerner.batch_size", "did you mean learner.batch_size?"]),
-    pytest.param(["environment.task=Catsh-v0"], ["Catsh-v0", "did you mean Catch-v0"], marks=pytest.mark.long),
-    (["metrics.loggers=[jsonl,no_such_tracker]"], ["pip install no_such_tracker"]),
-    pytest.param(["replay.error_buffer=0.001"], ["replay.error_buffer=0.001"], marks=pytest.mark.long),
-], ids=lambda value: value[-1])  # fmt: skip
-def test_wrong_usage_is_one_line_and_exit_code_2(
-    programs: Programs, tmp_path: Path, arguments: list[str], words: list[str]
-) -> None:
-    error = error_of(programs.start(*catch(tmp_path / "run"), *arguments), 2)
-    assert [word for word in words if word not in error] == []
+@pytest.mark.parametrize(("argument", "words"), [
+    ("lerner.batch_size=64", "did you mean learner.batch_size?"),
+    ("metrics.loggers=[jsonl,no_such_tracker]", "pip install no_such_tracker"),
+])  # fmt: skip
+def test_wrong_usage_is_one_line_and_exit_code_2(programs: Programs, tmp_path: Path, argument: str, words: str) -> None:
+    assert words in error_of(programs.start(*catch(tmp_path / "run"), argument), 2)
     assert not (tmp_path / "run").exists()
 
 
@@ -76,40 +58,6 @@ def test_config_is_printed_and_nothing_started(programs: Programs, tmp_path: Pat
     assert (program.exit_code(), program.stderr) == (0, "")
     assert "\nseed: 7\n" in program.stdout
     assert not (tmp_path / "run").exists()
-
-
-@pytest.mark.long
-def test_learner_at_the_end_of_its_run_logs_the_absent_replay_server(programs: Programs, tmp_path: Path) -> None:
-    save_checkpoint(tmp_path / "run", updates=8)
-    over = catch(tmp_path / "run", *free_tcp_addresses(), "total_updates=8")
-    learner = programs.start("--role", "learner", *over)
-    learner.wait_until(lambda: "INFO learner: waiting up to 60 s for the replay server" in learner.stderr)
-    learner.send(signal.SIGTERM)
-    assert learner.exit_code() == 143
-
-
-@pytest.mark.long
-def test_folder_named_like_the_default_video_is_no_error(
-    programs: Programs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "video").mkdir()
-    monkeypatch.chdir(tmp_path)
-    error = error_of(programs.start("--role", "evaluator", *catch(tmp_path / "run", f"checkpoint={tmp_path}")), 1)
-    assert f"no checkpoint in {tmp_path}" in error
-
-
-@pytest.mark.long
-def test_directory_of_a_running_run_is_refused(programs: Programs, tmp_path: Path) -> None:
-    with run_lock(tmp_path / "run"):
-        error = error_of(programs.start(*catch(tmp_path / "run")), 1)
-    assert f"another run is using {tmp_path / 'run'}" in error
-
-
-@pytest.mark.long
-def test_run_directory_that_cannot_be_made_is_refused(programs: Programs, tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    error = error_of(programs.start(*catch(tmp_path / "file" / "run")), 1)
-    assert f"{tmp_path / 'file' / 'run'} cannot be written" in error
 
 
 @pytest.mark.long

@@ -12,6 +12,7 @@ import zstandard
 
 from apex_jax import segment_codec
 from apex_jax.types import ActionSpec, Columns, Segment, SegmentRecord, SegmentSpec
+from tests.rigs.agents import assert_equal_bits
 
 SMALL = SegmentSpec(
     frame_shape=(5, 7), frame_dtype="uint8", frame_stack=4, slots=16, n_step=3, action=ActionSpec.discrete(6)
@@ -64,15 +65,6 @@ def columns_of(segment: Segment, spec: SegmentSpec) -> bytes:
     return segment_codec.encode_segment(segment, spec)[: segment_codec.layout_of(spec).columns_bytes]
 
 
-def assert_same(actual: Segment, expected: Segment) -> None:
-    assert list(actual.columns) == list(expected.columns)
-    ours, theirs = (expected.frames, *expected.columns.values()), (actual.frames, *actual.columns.values())
-    for a, b in zip(ours, theirs, strict=True):
-        assert a.dtype == b.dtype
-        assert a.shape == b.shape
-        assert a.tobytes() == b.tobytes()
-
-
 def reason_of(body: bytes, spec: SegmentSpec) -> str:
     """The reason for which a body is refused."""
     with pytest.raises(segment_codec.CorruptSegment) as caught:
@@ -104,7 +96,7 @@ def test_pong_frames_come_back_bit_for_bit_from_few_bytes(size: int, limit: int)
     segment = Segment(pong_frames(size), random_columns(np.random.default_rng(0), spec))
     assert len(np.unique(segment.frames, axis=0)) > 32  # a game in play, not a still picture
     body = segment_codec.encode_segment(segment, spec)
-    assert_same(segment_codec.decode_segment(body, spec), segment)
+    assert_equal_bits(segment_codec.decode_segment(body, spec), segment)
     assert len(body) / 64 < limit
 
 
@@ -114,7 +106,7 @@ def test_pong_frames_come_back_bit_for_bit_from_few_bytes(size: int, limit: int)
 def test_noise_of_any_frame_shape_comes_back_bit_for_bit(seed: int, frame_shape: Any, frame_dtype: str) -> None:
     spec = SMALL._replace(frame_shape=frame_shape, frame_dtype=frame_dtype)
     segment = random_segment(seed, spec)
-    assert_same(segment_codec.decode_segment(segment_codec.encode_segment(segment, spec), spec), segment)
+    assert_equal_bits(segment_codec.decode_segment(segment_codec.encode_segment(segment, spec), spec), segment)
 
 
 @pytest.mark.parametrize("spec", [SMALL, VECTOR])
@@ -139,7 +131,7 @@ def test_segment_inside_a_larger_message_is_read_at_any_alignment() -> None:
     for padding in range(1, 5):
         message = bytes(padding) + body + b"behind"
         view = memoryview(message)[padding : padding + len(body)]
-        assert_same(segment_codec.decode_segment(view, VECTOR), segment)
+        assert_equal_bits(segment_codec.decode_segment(view, VECTOR), segment)
 
 
 @pytest.mark.parametrize("spec", [SMALL, VECTOR])

@@ -111,7 +111,7 @@ def test_printed_defaults_have_every_key_and_load_unchanged(tmp_path: Path) -> N
     assert load(write(tmp_path, text)) == Config()
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(data=st.data())
 def test_random_valid_config_is_unchanged_by_printing_and_loading(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
@@ -140,7 +140,7 @@ def test_vector_task_needs_no_room_for_convolutions() -> None:
     assert load(CONFIGS / "paper.yaml", [small, "environment.task=CartPole-v1"]).environment.frame_size == 20
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(name=st.sampled_from(sorted(SETTINGS)) | st.text(max_size=20), value=st.text(max_size=30))
 def test_any_override_gives_a_config_or_a_one_line_error(name: str, value: str) -> None:
     text = ""

@@ -24,14 +24,13 @@ def shell(command: str, seconds: float = 60.0) -> tuple[int, str]:
     return done.returncode, done.stderr
 
 
-@pytest.mark.parametrize("command", ["--help", "--print-config", "nonsense"])
-@pytest.mark.parametrize(
-    "lost", [">&-", "| head -0", ">&- 2>&-", ">/dev/full 2>/dev/full", "<&- >&-"], ids=lambda text: text
-)
-def test_command_whose_output_is_lost_prints_no_traceback(command: str, lost: str) -> None:
-    code, errors = shell(f"{MAIN} {command} {lost}")
-    usual, _ = shell(f"{MAIN} {command} >/dev/null 2>&1")
-    assert code == (1 if ">/dev/full" in lost.split("2>")[0] and usual == 0 else usual)
+@pytest.mark.parametrize(("command", "code"), [
+    ("--help >&-", 0), ("--print-config | head -0", 0), ("--print-config >&- 2>&-", 0), ("nonsense <&- >&-", 2),
+    ("--print-config >/dev/full 2>/dev/full", 1),
+])  # fmt: skip
+def test_command_whose_output_is_lost_prints_no_traceback(command: str, code: int) -> None:
+    found, errors = shell(f"{MAIN} {command}")
+    assert found == code
     assert "Traceback" not in errors
     assert "Exception ignored" not in errors
 
@@ -52,10 +51,9 @@ def test_command_whose_result_does_not_fit_on_disk_fails_with_the_reason() -> No
 
 @pytest.mark.long
 @pytest.mark.timeout(480)
-@pytest.mark.parametrize("lost", ["| head -1 >/dev/null", ">/dev/full 2>/dev/full"])
-def test_run_whose_output_is_lost_trains_to_its_end(tmp_path: Path, lost: str) -> None:
+def test_run_whose_output_is_lost_trains_to_its_end(tmp_path: Path) -> None:
     arguments = shlex.join(catch(tmp_path / "run", "total_updates=200"))
-    code, errors = shell(f"{MAIN} {arguments} {lost}", seconds=150.0)
+    code, errors = shell(f"{MAIN} {arguments} | head -1 >/dev/null", seconds=150.0)
     assert code == 0, errors
     assert "Traceback" not in errors
     assert "Exception ignored" not in errors

@@ -167,17 +167,15 @@ def test_diagnosis_gets_the_values_that_the_progress_reader_reads(tmp_path: Path
     assert reader.read().warnings == ()
 
 
-def test_failed_copy_of_any_process_is_reported(tmp_path: Path) -> None:
-    reader = ProgressReader(str(tmp_path), CONFIG)
-    for name, age in (("replay", 9_000.0), ("learner", 10.0)):  # the learner's comes later, and is well
-        MetricsWriter(str(tmp_path), name).write(0, {"storage/copy_age_seconds": age})
-    assert "the run has not been copied for 150 minutes: see learner.log and replay.log" in reader.read().warnings[0]
-
-
-def test_old_weights_of_any_actor_are_reported(tmp_path: Path) -> None:
-    config = CONFIG.replace(actor=ActorConfig(processes=2))
-    reader = ProgressReader(str(tmp_path), config)
+@pytest.mark.parametrize(("tag", "first", "second", "text"), [
+    ("storage/copy_age_seconds", ("replay", 9_000.0), ("learner", 10.0), "not been copied for 150 minutes"),
+    ("actor/weights_age_seconds", ("actor-0", 100.0), ("actor-1", 0.5), "actors act with weights 100 s old"),
+])  # fmt: skip
+def test_problem_of_any_process_is_reported(
+    tmp_path: Path, tag: str, first: tuple[str, float], second: tuple[str, float], text: str
+) -> None:
+    reader = ProgressReader(str(tmp_path), CONFIG.replace(actor=ActorConfig(processes=2)))
     MetricsWriter(str(tmp_path), "learner").write(0, {"charts/updates_per_second": 5.0})
-    for name, age in (("actor-0", 100.0), ("actor-1", 0.5)):  # the second's comes later, and is well
-        MetricsWriter(str(tmp_path), name).write(0, {"actor/weights_age_seconds": age})
-    assert "actors act with weights 100 s old" in reader.read().warnings[0]
+    for name, age in (first, second):  # the second comes later, and is well
+        MetricsWriter(str(tmp_path), name).write(0, {tag: age})
+    assert text in reader.read().warnings[0]

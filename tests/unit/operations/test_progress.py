@@ -9,7 +9,6 @@ import pytest
 from apex_jax.config import EvaluatorConfig, ReplayConfig
 from apex_jax.operations.live_view import rows
 from apex_jax.operations.progress import EvaluationSummary, ProgressReader
-from apex_jax.run.metrics import MetricsWriter
 from tests.rigs.live_views import START, Clock, config, write
 
 
@@ -150,18 +149,15 @@ def test_resumed_run_goes_on_from_the_history_but_not_with_its_rates(tmp_path: P
     assert reader.read().roles["learner"] == "running"  # the start of a resumed run is no restart
 
 
-@pytest.mark.parametrize(
-    ("limits", "seconds_left"),
-    [
-        ({}, None),
-        ({"total_minutes": 2.0}, 120 - 20),
-        ({"total_environment_frames": 50_000}, (50_000 - 20_000) / 1000),
-        ({"total_updates": 500}, (500 - 400) / 20),
-        ({"total_minutes": 2.0, "total_environment_frames": 50_000, "total_updates": 5000}, 30),
-        ({"total_minutes": 0.4, "total_environment_frames": 50_000, "total_updates": 1000}, 4),
-        ({"total_environment_frames": 5_000}, 0),
-    ],
-)
+@pytest.mark.parametrize(("limits", "seconds_left"), [
+    ({}, None),
+    ({"total_minutes": 2.0}, 120 - 20),
+    ({"total_environment_frames": 50_000}, (50_000 - 20_000) / 1000),
+    ({"total_updates": 500}, (500 - 400) / 20),
+    ({"total_minutes": 2.0, "total_environment_frames": 50_000, "total_updates": 5000}, 30),
+    ({"total_minutes": 0.4, "total_environment_frames": 50_000, "total_updates": 1000}, 4),
+    ({"total_environment_frames": 5_000}, 0),
+])  # fmt: skip
 def test_time_left_is_that_of_the_limit_that_comes_first(
     tmp_path: Path, limits: dict[str, float], seconds_left: float | None
 ) -> None:
@@ -176,11 +172,3 @@ def test_time_left_is_that_of_the_limit_that_comes_first(
         if second < 5 and "total_minutes" not in limits:
             assert left is None  # no guess before it is sound
     assert left == (None if seconds_left is None else pytest.approx(seconds_left))
-
-
-def test_progress_is_read_from_the_files_that_metrics_writer_writes(tmp_path: Path) -> None:
-    reader = ProgressReader(str(tmp_path), config(total_minutes=30.0, total_updates=10**9))
-    assert reader.read().seconds_left == 1800, "known before any process writes"
-    MetricsWriter(str(tmp_path), "learner").write(4000, {"learner/updates": 7, "charts/updates_per_second": 2.5})
-    now = reader.read()
-    assert (now.phase, now.frames, now.updates, now.updates_per_second) == ("learning", 4000, 7, 2.5)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import logging
 import os
 import signal
@@ -145,33 +144,6 @@ def test_role_restarted_by_its_supervisor_does_not_need_the_storage(
     with StorageCopy(config, "learner", StopSignal()) as copy:
         pass
     assert copy.failed == 1, "the last copy, and nothing before"
-
-
-def test_interrupted_fetch_keeps_the_identity_of_the_run(
-    tmp_path: Path, run: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    push(tmp_path / "copy", run)
-    back = tmp_path / "back"
-
-    rename = os.rename
-
-    def rename_and_die(*paths: Path) -> None:
-        rename(*paths)
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "rename", rename_and_die)
-        with pytest.raises(StorageError):
-            fetch_missing(config_of(back, tmp_path / "copy"), ["learner"], StopSignal())
-    write(back, "checkpoints/250/x", b"of the replacement")
-    Storage(str(tmp_path / "copy")).push("learner", back)
-    assert (back / "run_identity").read_text() == (run / "run_identity").read_text()
-
-
-def test_without_a_url_nothing_happens_and_nothing_is_imported(tmp_path: Path) -> None:
-    with StorageCopy(Config(run_directory=str(tmp_path)), "learner", StopSignal()) as copy:
-        assert copy.metrics() == {}
-    assert not list(tmp_path.iterdir())
 
 
 # The command storage ----------------------------------------------------------------------------------------------

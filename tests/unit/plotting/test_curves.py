@@ -1,8 +1,7 @@
-"""What a run leaves to look at: where it came from, curves, groups of seeds, statistics, pictures, the plot command."""
+"""What plots read of a run: curves, groups of seeds, and files of many runs, which are read like their directories."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,8 +12,10 @@ from apex_jax.config.load import load
 from apex_jax.host.errors import UsageError
 from apex_jax.plotting.curves import grouped, held, read_run, steps
 from apex_jax.plotting.packed_runs import read_packed
+from apex_jax.plotting.plot_command import groups_of
 from apex_jax.run.metrics import MetricsWriter
-from tests.rigs.runs import RETURN, ROOT, START, make_run, plain_run, write_lines
+from results.publish import pack, thinned
+from tests.rigs.runs import RETURN, START, make_run, plain_run, write_lines
 
 
 def test_evaluation_has_the_frames_of_its_weights_and_the_minutes_of_its_end(tmp_path: Path) -> None:
@@ -53,31 +54,6 @@ def test_updates_lost_with_a_killed_start_are_not_in_the_curve(tmp_path: Path) -
     curve = read_run(tmp_path).evaluation
     assert list(curve.returns) == [-20.0, -10.0, -9.0, -5.0]
     assert list(curve.minutes) == [1.0, 2.0, 4.0, 5.0]
-
-
-def test_unrecorded_first_start_begins_with_the_first_line(tmp_path: Path) -> None:
-    make_run(tmp_path, [], starts=(START + 1000,))
-    lines = [(60.0, 1.0, {}), (120.0, 2.0, {RETURN: 1.0}), (1060.0, 3.0, {RETURN: 2.0})]
-    write_lines(tmp_path / "metrics" / "evaluator.jsonl", lines)
-    assert list(read_run(tmp_path).evaluation.minutes) == pytest.approx([1.0, 2.0])
-
-
-def test_foreign_files_cause_no_traceback(tmp_path: Path) -> None:
-    make_run(tmp_path, [1.0])
-    odd = [
-        '{"time": "x"}',
-        '{"time": null, "seconds": 1, "step": 2}',
-        "[" * 100_000,
-        "7",
-        "",
-        '{"time": 1' + "0" * 400 + "}",
-    ]
-    whole = json.dumps({"time": START + 120, "seconds": 120, "step": 2_000_000, RETURN: 2.0, "eval/updates": [1]})
-    strange = json.dumps({"time": START, "seconds": 1, "step": [1], RETURN: "x"})
-    (tmp_path / "metrics" / "learner.jsonl").write_text("\n".join([*odd, strange, whole, ""]))
-    (tmp_path / "starts.jsonl").write_text("\n".join([*odd, json.dumps({"time": START}), '{"time": NaN}', ""]))
-    assert list(read_run(tmp_path).evaluation.returns) == [1.0, 2.0]
-    assert list(read_run(tmp_path).evaluation.minutes) == [1.0, 2.0]
 
 
 def test_run_without_starts_or_config_is_read_from_its_first_line_on(tmp_path: Path) -> None:
@@ -124,13 +100,6 @@ def test_labels_are_short_and_distinguish_keys_of_the_same_name(tmp_path: Path) 
     assert [group.label for group in grouped(runs)] == [str(tmp_path / "a"), str(tmp_path / "b")]
 
 
-def test_no_two_groups_have_one_label() -> None:
-    runs = [read_packed(path)[0] for path in sorted((ROOT / "results" / "ablations").glob("*.jsonl"))]
-    labels = [group.label for group in grouped(runs)]
-    assert len(set(labels)) == len(runs) > 4
-    assert {"baseline", "priority_exponent=0.0", "initial_priority=maximum", "n_step=1"} <= set(labels)
-
-
 def test_value_of_a_curve_is_valid_until_the_next_one(tmp_path: Path) -> None:
     curve, late = plain_run([1.0, 2.0, 3.0]).evaluation, plain_run([5.0, 6.0]).evaluation
     late = late._replace(minutes=np.array([1.5, 2.5]))
@@ -169,3 +138,53 @@ def test_clock_that_is_set_during_a_run_moves_no_point_of_its_curve(
         runs.append(read_run(tmp_path / name).evaluation)
     for steady, moved in zip(*runs, strict=True):
         np.testing.assert_allclose(moved, steady)
+
+
+# Packed runs ------------------------------------------------------------------------------------------------------
+
+
+def test_packed_runs_equal_the_runs_of_their_directories(tmp_path: Path) -> None:
+    made = [make_run(tmp_path / name, [1.0, float(seed)], (f"seed={seed}",)) for seed, name in enumerate("ab")]
+    write_lines(
+        made[1] / "metrics" / "actor-0.jsonl", [(START + 1, 4.0, {"charts/episodic_return_epsilon_below_0.01": 3.0})]
+    )
+    pack(made, tmp_path / "both.jsonl")
+    for packed, directory in zip(read_packed(tmp_path / "both.jsonl"), made, strict=True):
+        expected = read_run(directory)
+        assert packed.directory == directory.name
+        assert (packed.task, packed.settings, packed.method) == (expected.task, expected.settings, expected.method)
+        for curve, other in zip(
+            [packed.evaluation, *packed.training.values()],
+            [expected.evaluation, *expected.training.values()],
+            strict=True,
+        ):
+            np.testing.assert_array_equal(curve, other)
+    [group] = groups_of([str(tmp_path / "both.jsonl")])
+    assert len(group.runs) == 2
+    [named] = groups_of([f"x={tmp_path / 'both.jsonl'}"])
+    assert named.label == "x"
+
+
+@pytest.mark.parametrize(("lines", "kept"), [(1, 1), (20, 20), (120, 30), (1200, 100)])
+def test_published_metrics_are_a_line_a_minute_but_30_of_a_short_run(lines: int, kept: int) -> None:
+    written = [{"time": 5.0 * i, "seconds": 5.0 * i} for i in range(lines)]  # every five seconds, as by default
+    published = thinned(written)
+    assert kept <= len(published) <= kept + 1
+    assert published[-1:] == written[-1:]
+
+
+@pytest.mark.parametrize("line", [
+    "{}", "[]", "", "{", "[" * 2000, '{"name":"a","config":3,"starts":[],"changes":[],"metrics":{}}',
+])  # fmt: skip
+def test_invalid_line_of_a_packed_file_is_a_one_line_error(tmp_path: Path, line: str) -> None:
+    pack([make_run(tmp_path / "a", [1.0, 2.0])], tmp_path / "x.jsonl")
+    with open(tmp_path / "x.jsonl", "a") as file:
+        file.write(line + "\n")
+    with pytest.raises(UsageError, match=r"x\.jsonl: line 2 is no packed run"):
+        read_packed(tmp_path / "x.jsonl")
+
+
+def test_file_without_a_run_is_a_one_line_error(tmp_path: Path) -> None:
+    (tmp_path / "x.jsonl").write_text("")
+    with pytest.raises(UsageError, match="holds no run"):
+        read_packed(tmp_path / "x.jsonl")

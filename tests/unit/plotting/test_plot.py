@@ -1,4 +1,4 @@
-"""What a plot of runs shows: lines that agree with each other, axes that can be read, minutes of learning only."""
+"""What a plot of runs shows, the statistics in it, and the end of a game as a .gif."""
 
 from __future__ import annotations
 
@@ -14,8 +14,12 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from PIL import Image
 
+from apex_jax.host.errors import UsageError
 from apex_jax.plotting.curves import Curve, Group, Run, grouped, read_run
 from apex_jax.plotting.plot import draw_groups, draw_run, running_mean, table
+from apex_jax.plotting.statistics import bootstrap_interval, interquartile_mean
+from apex_jax.plotting.video import GIF_SECONDS, video_paths, video_writer
+from tests.rigs.recordings import RATE
 from tests.rigs.runs import make_run, plain_run
 
 
@@ -43,6 +47,7 @@ def drawn(groups: Sequence[Group], folder: Path) -> Figure:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Figure, "savefig", keep)
+        patch.setattr("apex_jax.plotting.statistics.RESAMPLES", 20)
         draw_groups(groups, folder / "x.svg")
     [figure] = figures
     return figure
@@ -58,7 +63,7 @@ def heights(line: Line2D, positions: np.ndarray) -> np.ndarray:
     return np.where((positions < x[0]) | (positions > x[-1]), np.nan, shown)
 
 
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=3, deadline=None)
 @given(runs=st.lists(run_with_few_evaluations(), min_size=2, max_size=5))
 def test_mean_and_median_are_drawn_between_the_lowest_and_the_highest_run_at_every_position(
     tmp_path_factory: pytest.TempPathFactory, runs: list[Run]
@@ -76,18 +81,6 @@ def test_mean_and_median_are_drawn_between_the_lowest_and_the_highest_run_at_eve
             shown = heights(line, positions)
             assert (values.min(0) - 1e-9 <= shown).all()
             assert (shown <= values.max(0) + 1e-9).all()
-
-
-def test_ticks_are_whole_numbers_without_an_offset_beside_the_axis(tmp_path: Path) -> None:
-    runs = [run_of([9e9, 9e9 + 4e4], [-29_981.2, -29_980.9 + i], "Skiing-v5") for i in range(2)]
-    figure = drawn([Group("x", runs)], tmp_path)
-    figure.canvas.draw()
-    axes = figure.findobj(lambda part: hasattr(part, "yaxis"))
-    assert len(axes) == 3, "two panels, and the human-normalised scores beside them"
-    scales = [scale for part in axes for scale in (part.xaxis, part.yaxis)]  # type: ignore[attr-defined]
-    offsets = [scale.get_major_formatter().get_offset() for scale in scales]
-    assert [offset for offset in offsets if offset] == []
-    assert any("29981" in label.get_text().replace(",", "") for label in figure.axes[0].get_yticklabels())
 
 
 def test_picture_of_a_run_and_of_groups_is_written_whole(tmp_path: Path) -> None:
@@ -144,3 +137,65 @@ def test_tasks_without_a_human_score_are_drawn_and_listed_each_on_its_own(tmp_pa
     assert shown == [[[400.0, 450.0]] * 2, [[0.5, 0.955]], [[1.0, 2.0]]]
     rows = [line.split("|")[1].strip() + line.split("|")[5] for line in table(groups).splitlines()[2:]]
     assert rows == ["a, CartPole-v1 450.0 ", "b, CartPole-v1 450.0 ", "a, Catch-v0 0.955 ", "a, Pong-v5 2.0 "]
+
+
+# Statistics over runs ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("scores", "mean"), [
+    ([5.0], 5.0),
+    ([1.0, 3.0], 2.0),
+    ([0.0, 6.0, 60.0], 0 / 6 + 6 * 4 / 6 + 60 / 6),
+    ([100.0, 1.0, 2.0, -50.0], 1.5),
+    ([0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 700.0], 3.5),
+])  # fmt: skip
+def test_interquartile_mean_is_that_of_the_middle_half(scores: list[float], mean: float) -> None:
+    assert interquartile_mean(np.array(scores)) == pytest.approx(mean)
+
+
+@given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=30))
+def test_interquartile_mean_is_within_the_scores_and_independent_of_their_order(scores: list[float]) -> None:
+    mean = interquartile_mean(np.array(scores))
+    assert min(scores) - 1e-6 <= mean <= max(scores) + 1e-6
+    assert interquartile_mean(np.array(scores[::-1])) == mean
+
+
+def test_interval_contains_the_statistic_and_narrows_with_more_runs() -> None:
+    rng = np.random.default_rng(1)
+    widths = []
+    for size in (5, 50):
+        scores = rng.normal(size=(size, 1))
+        low, high = bootstrap_interval([scores], interquartile_mean, np.random.default_rng(2))
+        assert low[0] < interquartile_mean(scores)[0] < high[0]
+        widths.append(high[0] - low[0])
+    assert widths[1] < widths[0] / 2
+
+
+def test_bootstrap_resamples_runs_within_their_game() -> None:
+    strata = [np.zeros(4), np.full(4, 10.0)]
+    low, high = bootstrap_interval(strata, interquartile_mean, np.random.default_rng(0))
+    assert (float(low), float(high)) == (5.0, 5.0)
+
+
+# Videos -----------------------------------------------------------------------------------------------------------
+
+
+def test_gif_shows_the_end_of_a_long_game(tmp_path: Path) -> None:
+    with video_writer(tmp_path / "game.gif", RATE) as add:
+        for i in range(int(GIF_SECONDS * RATE) + 200):
+            add(np.full((8, 8, 3), i % 256, np.uint8))
+    with Image.open(tmp_path / "game.gif") as image:
+        frames = getattr(image, "n_frames", 1)
+        image.seek(frames - 1)
+        last = np.asarray(image.convert("RGB"))[0, 0]
+    assert frames == GIF_SECONDS * RATE / 2
+    assert abs(int(last[0]) - (int(GIF_SECONDS * RATE) + 199) % 256) <= 4
+
+
+@pytest.mark.parametrize(("name", "message"), [
+    ("nowhere/game.mp4", "there is no folder .*nowhere; make it"),
+    ("game.avi", "videos are written as .mp4 and .gif"),
+])  # fmt: skip
+def test_unwritable_video_is_reported_before_a_game_is_played(tmp_path: Path, name: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        video_paths(tmp_path / name)

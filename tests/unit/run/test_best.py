@@ -31,11 +31,6 @@ def keep(run: Path, mean_return: float, params: bytes = b"params", updates: int 
     return keep_if_best(config, INTERFACE, evaluation(mean_return, updates), params)
 
 
-def change(run: Path, **changes: Any) -> None:
-    path = run / FOLDER / FILE_NAME
-    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
-
-
 def kept(run: Path) -> tuple[float, bytes]:
     found, params = read_best(run / FOLDER, "architecture")
     return found.mean_return, params
@@ -95,13 +90,19 @@ def test_a_kill_during_a_write_leaves_the_previous_best_params_and_the_next_are_
     assert len(list((tmp_path / FOLDER).glob("params-*"))) == 1
 
 
-@pytest.mark.parametrize("damage", ["flipped", "shorter", "no params", "no evaluation", "half a record", "[]"])
-def test_damaged_best_params_are_one_line_of_error_with_an_alternative(tmp_path: Path, damage: str) -> None:
+@pytest.mark.parametrize("damage", [
+    "flipped", "shorter", "no params", "no evaluation", "half a record", "[]", {"format": 2}, {"updates": -1},
+    {"updates": 1.5}, {"mean_return": math.nan}, {"params": 3}, {"params": "../x"},
+], ids=str)  # fmt: skip
+def test_damaged_best_params_are_one_line_of_error_with_an_alternative(tmp_path: Path, damage: Any) -> None:
     keep(tmp_path, 1.0, b"params")
     folder = tmp_path / FOLDER
     (params,) = folder.glob("params-*")
     record = (folder / FILE_NAME).read_text()
-    if damage in ("flipped", "shorter"):
+    (tmp_path / "x").write_bytes(b"params")  # no file of the folder
+    if isinstance(damage, dict):
+        (folder / FILE_NAME).write_text(json.dumps(json.loads(record) | damage))
+    elif damage in ("flipped", "shorter"):
         params.write_bytes(b"parAms" if damage == "flipped" else b"param")
     elif damage.startswith("no "):
         (params if damage == "no params" else folder / FILE_NAME).unlink()
@@ -116,17 +117,6 @@ def test_damaged_best_params_are_one_line_of_error_with_an_alternative(tmp_path:
     if damage != "flipped":  # which is found only by reading all params
         assert keep(tmp_path, 0.5, b"next")
         assert kept(tmp_path) == (0.5, b"next")
-
-
-@pytest.mark.parametrize("changes", [
-    {"format": 2}, {"updates": -1}, {"updates": 1.5}, {"mean_return": math.nan}, {"params": 3}, {"params": "../x"},
-], ids=str)  # fmt: skip
-def test_a_record_with_invalid_values_is_refused(tmp_path: Path, changes: dict[str, Any]) -> None:
-    keep(tmp_path, 1.0, b"params")
-    (tmp_path / "x").write_bytes(b"params")  # no file of the folder
-    change(tmp_path, **changes)
-    with pytest.raises(CheckpointError, match="is damaged"):
-        kept(tmp_path)
 
 
 def test_params_of_another_network_are_refused(tmp_path: Path) -> None:
@@ -178,8 +168,8 @@ def test_invalid_lines_of_evaluations_are_skipped(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("value", "text"), [
-    (0.955, "0.955"), (0.9996, "0.9996"), (1.0, "1.0"), (0.0, "0.0"), (-0.0, "0.0"), (1e-9, "0.0"), (-2 / 3, "-0.6667"),
-    (14.6, "14.6"), (16.666, "16.67"), (487.25, "487.2"), (1000.0, "1000.0"), (-29_981.25, "-29981.2"),
+    (0.9996, "0.9996"), (1.0, "1.0"), (-0.0, "0.0"), (1e-9, "0.0"), (-2 / 3, "-0.6667"), (16.666, "16.67"),
+    (487.25, "487.2"), (-29_981.25, "-29981.2"),
 ])  # fmt: skip
 def test_returns_are_printed_with_four_digits_or_one_decimal(value: float, text: str) -> None:
     assert return_text(value) == text

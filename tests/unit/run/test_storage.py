@@ -1,11 +1,15 @@
-"""The copy of a run: whole or not at all, named files only, and nothing trusted on the way back."""
+"""The copy of a run: whole or not at all, named files only, nothing trusted on the way back, nothing overwritten."""
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import time
+import zlib
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -147,30 +151,6 @@ def test_file_that_has_changed_is_stored_under_a_new_name(tmp_path: Path, run: P
     assert pull(tmp_path / "copy", tmp_path / "back")[LOG] == b"a torn end of a log"
 
 
-def test_files_larger_than_a_block_come_back(tmp_path: Path, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "BLOCK_BYTES", 7)
-    push(tmp_path / "copy", run)
-    assert pull(tmp_path / "copy", tmp_path / "back") == copied(run)
-
-
-def test_files_that_the_storage_has_lost_are_uploaded_again(tmp_path: Path, run: Path) -> None:
-    storage = Storage(str(tmp_path / "copy"))
-    storage.push("learner", run)
-    shutil.rmtree(tmp_path / "copy" / "learner" / "files")
-    assert (storage.push("learner", run) or 0) > 0
-    pull(tmp_path / "copy", tmp_path / "back")
-    assert content(tmp_path / "back") == {name: path.read_bytes() for name, path in files_of("learner", run)}
-
-
-def test_file_that_is_in_place_already_stays(tmp_path: Path, run: Path) -> None:
-    push(tmp_path / "copy", run)
-    write(tmp_path / "back", "config.yaml", b"seed: 2\n")
-    (tmp_path / "back" / "replay").mkdir()
-    back = pull(tmp_path / "copy", tmp_path / "back")
-    assert back["config.yaml"] == b"seed: 2\n"
-    assert back[LOG] == b"segments"
-
-
 # Broken off -------------------------------------------------------------------------------------------------------
 
 
@@ -262,3 +242,128 @@ def test_file_of_several_parts_reaches_s3_and_comes_back(
 def test_bucket_that_does_not_exist_is_an_error_and_no_empty_copy(s3: str) -> None:
     with pytest.raises(StorageError, match="no-such-bucket"):
         newest_checkpoint(Storage("s3://no-such-bucket-at-all/x"))
+
+
+NAME, SHA256 = "0" * 32, "0" * 64
+
+
+# Nothing is trusted -----------------------------------------------------------------------------------------------
+
+
+def changed(files: str, change: Callable[[bytes], bytes]) -> Callable[[Path], None]:
+    def damage(copy: Path) -> None:
+        for path in (copy / "learner").glob(files):
+            path.write_bytes(change(path.read_bytes()))
+
+    return damage
+
+
+def manifest_of(files: Any, identity: Any = IDENTITY, unnamed: Any = {}) -> Callable[[Path], None]:  # noqa: B006
+    def forge(copy: Path) -> None:
+        text = json.dumps(files)
+        record = {"format": module.FORMAT, "identity": identity, "files": text, "crc": zlib.crc32(text.encode())}
+        (copy / "learner" / "manifest.json").write_text(json.dumps(record | {"unnamed": unnamed}))
+
+    return forge
+
+
+EVIL = ("../../evil", "/evil", "checkpoints/1/../../../evil", "checkpoints/1/\0", ".bashrc", LOG, "keys/x", "")
+
+
+@pytest.mark.parametrize("damage", [
+    changed("files/*", lambda data: data[:-1] + b"?"), changed("files/*", lambda data: data[:-1]),
+    changed("manifest.json", lambda data: data[:-10]), changed("manifest.json", lambda _: b"[" * 100_000),
+    lambda copy: shutil.rmtree(copy / "learner" / "files"),
+    *(manifest_of({path: [NAME, 0, SHA256]}) for path in EVIL),
+    manifest_of({"config.yaml": ["../../x", 4, SHA256]}), manifest_of({"config.yaml": [NAME, 2**60, SHA256]}),
+    manifest_of({"config.yaml": [NAME, -1, SHA256]}), manifest_of({"config.yaml": [NAME, 0.5, SHA256]}),
+    manifest_of({"config.yaml": [NAME, 1, "0"]}), manifest_of({"config.yaml": [1, 2, 3]}),
+    manifest_of({"config.yaml": [NAME, 1]}), manifest_of([1]), manifest_of({}, "no name"), manifest_of({}, [1]),
+    manifest_of({}, unnamed=[1]), manifest_of({}, unnamed={NAME: 0.5}),
+])  # fmt: skip
+def test_damaged_or_forged_copy_is_a_one_line_error_and_installs_nothing(
+    tmp_path: Path, run: Path, damage: Callable[[Path], None]
+) -> None:
+    push(tmp_path / "copy", run)
+    damage(tmp_path / "copy")
+    with pytest.raises(StorageError) as caught:
+        Storage(str(tmp_path / "copy")).pull("learner", tmp_path / "back")
+    assert str(caught.value).isprintable()
+    assert local_progress("learner", tmp_path / "back") is None
+    assert not [path for path in tmp_path.rglob("*evil*")]
+
+
+def test_copy_in_the_format_of_an_earlier_release_is_refused_with_what_to_do(tmp_path: Path, run: Path) -> None:
+    before = json.dumps({"format": 1, "identity": "", "files": "{}", "crc": 0})
+    write(tmp_path, "copy/learner/manifest.json", before.encode())
+    for use in (lambda: push(tmp_path / "copy", run), lambda: pull(tmp_path / "copy", tmp_path / "back")):
+        with pytest.raises(StorageError, match="has format 1, this release reads 2; use the release that wrote it, or"):
+            use()
+    assert content(tmp_path / "copy") == {"learner/manifest.json": before.encode()}
+
+
+def test_copy_that_is_ahead_is_never_overwritten(tmp_path: Path, run: Path) -> None:
+    push(tmp_path / "copy", run)
+    shutil.rmtree(run / "checkpoints" / "200")
+    before = content(tmp_path / "copy")
+    with pytest.raises(StorageError, match=r"holds a checkpoint at 200 updates, .* one at 100: choose another URL"):
+        push(tmp_path / "copy", run)
+    shutil.rmtree(run / "checkpoints")
+    with pytest.raises(StorageError, match=r"holds a checkpoint at 200 updates, .* none: choose another URL"):
+        push(tmp_path / "copy", run)
+    assert content(tmp_path / "copy") == before
+
+
+def test_damaged_checkpoint_does_not_replace_its_sound_copy(tmp_path: Path, run: Path) -> None:
+    push(tmp_path / "copy", run)
+    before = content(tmp_path / "copy")
+    (run / "checkpoints" / "200" / "state" / "d" / "x").write_bytes(b"torn")
+    with pytest.raises(StorageError, match=r"holds a checkpoint at 200 updates, .* one at 100: choose another URL"):
+        push(tmp_path / "copy", run)
+    assert content(tmp_path / "copy") == before
+    push(tmp_path / "new", run)
+    assert not any("checkpoints/200" in name for name in pull(tmp_path / "new", tmp_path / "back"))
+
+
+def test_copy_of_another_run_is_never_overwritten(tmp_path: Path, run: Path) -> None:
+    push(tmp_path / "copy", run)
+    other = tmp_path / "other"
+    shutil.copytree(run, other)
+    (other / "run_identity").write_text(IDENTITY[::-1])
+    (other / "checkpoints" / "200").rename(other / "checkpoints" / "1000")
+    before = content(tmp_path / "copy")
+    for section in ("learner", "replay"):
+        with pytest.raises(StorageError, match=rf"holds the {section} of another run than .*: choose another URL"):
+            Storage(str(tmp_path / "copy")).push(section, other)
+    assert content(tmp_path / "copy") == before
+    assert pull(tmp_path / "copy", tmp_path / "back").keys() == copied(run).keys()
+    push(tmp_path / "copy", tmp_path / "back")  # another machine, the same run
+
+
+def test_copy_of_another_run_is_not_fetched_into_a_run_that_has_begun(tmp_path: Path, run: Path) -> None:
+    push(tmp_path / "copy", run)
+    write(tmp_path / "back", "run_identity", IDENTITY[::-1].encode())
+    with pytest.raises(RunError, match=f"the copy on .* is of run {IDENTITY}, this process of run {IDENTITY[::-1]}"):
+        pull(tmp_path / "copy", tmp_path / "back")
+    assert local_progress("learner", tmp_path / "back") is None
+
+
+def test_copy_of_a_replay_that_is_ahead_is_never_overwritten(tmp_path: Path, run: Path) -> None:
+    newer = run / "replay" / f"segments-{99:020}-000002.log"
+    newer.write_bytes(b"new")
+    push(tmp_path / "copy", run)
+    aside = newer.rename(newer.with_name(f"damaged-{newer.name}-1"))
+    push(tmp_path / "copy", run)  # the run that has set damage aside goes on, and so does its copy
+    newer.write_bytes(b"new")
+    push(tmp_path / "copy", run)
+    newer.unlink()
+    aside.unlink()
+    with pytest.raises(StorageError, match=r"holds a replay up to event 99, .* one at 1: choose another URL"):
+        Storage(str(tmp_path / "copy")).push("replay", run)
+
+
+def test_missing_replay_does_not_empty_the_copy(tmp_path: Path, run: Path) -> None:
+    push(tmp_path / "copy", run)
+    shutil.rmtree(run / "replay")
+    assert Storage(str(tmp_path / "copy")).push("replay", run) is None
+    assert pull(tmp_path / "copy", tmp_path / "back")[LOG] == b"segments"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -36,41 +35,16 @@ def before_the_first_manifest(monkeypatch: pytest.MonkeyPatch, act: Callable[[],
     monkeypatch.setattr(Storage, "write_manifest", write_manifest)
 
 
-@pytest.mark.parametrize("has_copy", [False, True])
 def test_one_of_two_concurrent_pushes_of_two_runs_is_refused(
-    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_copy: bool
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, second = run_in(tmp_path / "first"), run_in(tmp_path / "second")
     write(second, "run_identity", IDENTITY[::-1].encode())
-    if has_copy:  # of neither, as it was made before the run had an identity
-        before = run_in(tmp_path / "before")
-        (before / "run_identity").unlink()
-        Storage(url).push("learner", before)
     before_the_first_manifest(monkeypatch, lambda: Storage(url).push("learner", second))
     with pytest.raises(StorageError, match="holds the learner of another run"):
         Storage(url).push("learner", first)
     back = pull(url, tmp_path / "back")
     assert back == {name: data for name, data in copied(second).items() if not name.startswith("replay")}
-
-
-def test_push_beside_a_running_copy_leaves_a_copy_that_can_be_restored(
-    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run = run_in(tmp_path)
-    running = Storage(url)
-    running.push("learner", run)
-    write(run, "checkpoints/300/x", b"three")
-
-    def push_by_hand() -> None:
-        write(run, "metrics/learner.jsonl", b"longer than before")
-        shutil.rmtree(run / "checkpoints" / "100")
-        Storage(url).push("learner", run)
-
-    before_the_first_manifest(monkeypatch, push_by_hand)
-    running.push("learner", run)
-    expected = {name: data for name, data in copied(run).items() if not name.startswith("replay")}
-    assert pull(url, tmp_path / "back") == expected
-    assert "checkpoints/300/x" in expected
 
 
 def test_replaced_machine_that_is_still_alive_does_not_overwrite_a_copy_that_is_ahead(
@@ -123,17 +97,3 @@ def test_push_does_not_delete_new_files_of_another_push(
     has_deleted.set()
     other.join()
     assert pull(url, tmp_path / "back")["checkpoints/300/x"] == b"three"
-
-
-def test_push_that_loses_every_race_gives_up_with_one_line(
-    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run, real = run_in(tmp_path), Storage.write_manifest
-
-    def write_manifest(storage: Storage, section: Any, manifest: Any) -> None:
-        real(storage, section, manifest._replace(files={}, version=storage.manifest("learner").version))  # another's
-        real(storage, section, manifest)
-
-    monkeypatch.setattr(Storage, "write_manifest", write_manifest)
-    with pytest.raises(StorageError, match="changes faster than it can be copied; end other processes"):
-        Storage(url).push("learner", run)

@@ -19,7 +19,7 @@ from apex_jax.agent.algorithm import UpdateOutput
 from apex_jax.agent.dqn import make_dqn
 from apex_jax.agent.registry import ALGORITHMS, Entry
 from apex_jax.config import Config
-from apex_jax.config.load import load, load_run
+from apex_jax.config.load import load_run
 from apex_jax.environments.environment import segment_spec
 from apex_jax.host.errors import FatalError, RunError
 from apex_jax.links.replay_servers import Batches, ReplayServers
@@ -34,11 +34,12 @@ from apex_jax.transport.params_codec import architecture_of
 from apex_jax.types import Segment, zero_columns
 from apex_jax.workers import learner as module
 from apex_jax.workers import saver
-from apex_jax.workers.learner import Learner, compute_dtype, learn_and_end, open_learner
+from apex_jax.workers.learner import Learner, learn_and_end, open_learner
 from apex_jax.workers.learner_metrics import LearnerMetrics
 from apex_jax.workers.role import RoleContext
 from tests.rigs.learner_runs import save_checkpoint
 from tests.rigs.links import wait_until
+from tests.rigs.live_views import Clock
 from tests.rigs.sampling_link import FalseServer, streamed
 
 
@@ -53,12 +54,16 @@ def test_network_that_is_not_finite_is_not_saved(config: Config, context: zmq.Co
             match=r"network is not finite after about 7 updates: lower learner\.learning_rate.*delete its .*/replay$",
         ):
             learner.save()
+    assert saved_updates(config, learner) == 0
+
+
+def saved_updates(config: Config, learner: Learner) -> int:
+    """Returns the updates behind the newest checkpoint."""
     checkpointer = Checkpointer(config.directory, read_only=True)
     architecture = architecture_of(learner.algorithm.acting_params(learner.state))
-    restored = checkpointer.restore_newest(state, config.checkpoint_compatibility_key, architecture)
+    restored = checkpointer.restore_newest(learner.state, config.checkpoint_compatibility_key, architecture)
     assert restored is not None
-    assert restored[1].updates == 0
-    checkpointer.close()
+    return restored[1].updates
 
 
 def test_learner_saves_before_a_refusal_ends_the_run(
@@ -76,12 +81,7 @@ def test_learner_saves_before_a_refusal_ends_the_run(
         learner.counters.updates = 11
         with pytest.raises(RunError, match="refused by the replay server"):
             learn_and_end(learner, learner.learn)
-    checkpointer = Checkpointer(config.directory, read_only=True)
-    architecture = architecture_of(learner.algorithm.acting_params(learner.state))
-    restored = checkpointer.restore_newest(learner.state, config.checkpoint_compatibility_key, architecture)
-    assert restored is not None
-    assert restored[1].updates == 11
-    checkpointer.close()
+    assert saved_updates(config, learner) == 11
 
 
 def test_checkpoint_of_another_algorithm_is_refused_even_if_its_name_was_auto(
@@ -205,31 +205,6 @@ def test_device_error_is_one_line_and_leaves_no_thread(
     assert threading.active_count() == before
 
 
-def test_a_learner_whose_start_fails_leaves_no_thread(config: Config, context: zmq.Context) -> None:
-    fails = mock.Mock(side_effect=OSError(errno.EROFS, os.strerror(errno.EROFS)))
-    before = threading.active_count()
-    role, spec = RoleContext(config, context, "learner"), segment_spec(config)
-    with pytest.raises(OSError, match="Read-only file system"), open_learner(role, spec, join_replay=fails):
-        pass
-    assert threading.active_count() == before
-
-
-@pytest.mark.parametrize("name", ["auto", "float32", "bfloat16"])
-def test_activations_are_float32_on_every_device_unless_the_user_asks_for_bfloat16(name: str) -> None:
-    config = load(None, [f"learner.compute_dtype={name}"])
-    assert compute_dtype(config) == ("bfloat16" if name == "bfloat16" else "float32")
-
-
-class Clock:
-    """A clock that the test sets."""
-
-    def __init__(self) -> None:
-        self.seconds = 0.0
-
-    def __call__(self) -> float:
-        return self.seconds
-
-
 def batches_of(age_seconds: float, samples_per_insert: float) -> Batches:
     empty = np.zeros((1, 0))
     return Batches(empty, empty, samples_per_insert, age_seconds)
@@ -264,13 +239,13 @@ def test_line_without_updates_has_only_rates() -> None:
 
 
 def test_rates_are_of_the_time_between_two_lines(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = Clock()
+    clock = Clock(0.0)
     monkeypatch.setattr(metrics.RateMeter.__init__, "__defaults__", (clock,))
     learner = LearnerMetrics()
     learner.take(100)
-    clock.seconds, learner.waited_seconds = 10.0, 2.5
+    clock.now, learner.waited_seconds = 10.0, 2.5
     values = learner.take(400)
     assert values["charts/updates_per_second"] == pytest.approx(30.0)
     assert values["learner/wait_seconds_share"] == pytest.approx(0.25)
-    clock.seconds, learner.waited_seconds = 11.0, 9.0
+    clock.now, learner.waited_seconds = 11.0, 9.0
     assert learner.take(400)["learner/wait_seconds_share"] == 1.0, "a wait that began before the last line counts here"

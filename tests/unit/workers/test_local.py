@@ -8,7 +8,7 @@ import os
 import re
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,9 +18,6 @@ from apex_jax.config import ActorConfig, AddressConfig, Config, EnvironmentConfi
 from apex_jax.config.command_line import parse
 from apex_jax.config.load import load
 from apex_jax.host.errors import RunError
-from apex_jax.operations.live_view import LiveView
-from apex_jax.operations.progress import RunProgress
-from apex_jax.operations.role_watch import RoleWatch
 from apex_jax.operations.run_page import RunPage
 from apex_jax.process import StopSignal
 from apex_jax.run.provenance import check_resumable, read_starts, write_config
@@ -121,21 +118,6 @@ def test_several_replay_servers_are_started_with_their_numbers(stage: Stage) -> 
     assert (command.role, command.name, command.config.replay.index) == ("replay", "replay-1", 1)
 
 
-def test_role_is_starting_until_it_reports_its_status(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    def started(watch: RoleWatch, name: str) -> None:
-        watch.reports |= {name: {}} if name == "replay" else {}
-
-    def update(_: LiveView, progress: RunProgress) -> None:
-        shown.append(progress.roles)
-        (stage.folder / "shown").touch()
-
-    shown: list[Mapping[str, str]] = []
-    monkeypatch.setattr(RoleWatch, "started", started)
-    monkeypatch.setattr(LiveView, "update", update)
-    stage.run(learner="wait_until((folder / 'shown').exists)")
-    assert shown[0] == {**dict.fromkeys(ONCE_EACH, "starting"), "replay": "running"}
-
-
 @pytest.mark.parametrize("end", ["os.kill(os.getpid(), signal.SIGKILL)", "1 / 0", "os._exit(143)"])
 def test_role_that_fails_is_started_again(stage: Stage, end: str, caplog: pytest.LogCaptureFixture) -> None:
     stage.run(learner=f"if life <= 2: {end}")
@@ -168,17 +150,6 @@ def test_role_that_cannot_be_kept_alive_ends_the_run_with_its_last_log_lines(
     with pytest.raises(RunError, match=rf"(?s)^{role} .*{error}"):
         stage.run(**{"learner": WAIT, role: line})
     assert stage.lives == {**ONCE_EACH, role: starts}
-
-
-def test_role_that_hangs_at_each_start_is_given_up(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(local, "STEADY_SECONDS", 0.0)  # each life is longer, but for the time that it hung
-
-    def fault(_: RoleWatch, name: str) -> tuple[str, float]:
-        return ("has not answered for 300 s", 300.0) if name == "actor-0" else ("", 0.0)
-
-    monkeypatch.setattr(RoleWatch, "fault", fault)
-    with pytest.raises(RunError, match=r"^actor-0 failed 6 times in a row \(exit code -9\)"):
-        stage.run(learner=WAIT)
 
 
 @pytest.mark.parametrize(("steady_seconds", "line", "starts"), [
@@ -265,18 +236,6 @@ def test_evaluator_that_takes_too_long_at_the_end_is_killed(
     assert stage.lives == ONCE_EACH
     assert "the last evaluation took more than 0 s" in caplog.text
     assert f"main.py --role evaluator checkpoint={stage.config.run_directory}" in caplog.text
-
-
-@pytest.mark.parametrize(("evaluator", "learner", "warnings"), [
-    (f"{WAIT_FOR_WORD}; sys.exit(4)", "", 1),
-    ("", "wait_until(lambda: is_gone('evaluator'))", 0),  # nobody waits for it
-])  # fmt: skip
-def test_failed_last_evaluation_is_logged(
-    stage: Stage, caplog: pytest.LogCaptureFixture, evaluator: str, learner: str, warnings: int
-) -> None:
-    stage.run(evaluator=evaluator, learner=learner)
-    assert stage.lives == ONCE_EACH
-    assert caplog.text.count("the last evaluation failed with exit code 4") == warnings
 
 
 def test_evaluator_that_is_down_when_the_run_ends_comes_back_for_the_last_evaluation(

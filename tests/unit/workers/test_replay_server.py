@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 import threading
-import zlib
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -18,27 +17,24 @@ from apex_jax.config import AddressConfig, Config, ReplayConfig
 from apex_jax.host.errors import RunError, UsageError
 from apex_jax.replay.replay import make_limiter
 from apex_jax.run.metric_files import read_metrics
-from apex_jax.segment_codec import encode_segment
 from apex_jax.transport import sockets
 from apex_jax.transport.messages import (
-    ActorHello,
     ActorWelcome,
     EpisodeStatistics,
     Finish,
     Goodbye,
     IndexBatches,
-    LearnerHello,
-    LearnerWelcome,
     SegmentAck,
     StreamedSegments,
 )
-from apex_jax.types import SegmentRecord, SegmentSpec
+from apex_jax.types import SegmentSpec
 from apex_jax.workers import replay_server
 from apex_jax.workers.replay_server import ReplayServer
 from apex_jax.workers.role import RoleContext
 from tests.rigs import journals
 from tests.rigs.agents import CONTINUOUS
-from tests.rigs.links import CONFIG, SPEC, TRANSITIONS, Peer, credit, free_address, segment_of, wait_until
+from tests.rigs.links import CONFIG, SPEC, TRANSITIONS, Peer, credit, free_address, wait_until
+from tests.rigs.served import Served, segment
 
 
 @pytest.fixture
@@ -51,39 +47,21 @@ def config(tmp_path: Path) -> Config:
     )
 
 
-class Running:
+class Running(Served):
     """A replay server on its thread, and peers by hand."""
 
     def __init__(self, config: Config, spec: SegmentSpec = SPEC) -> None:
-        self.context = zmq.Context()
-        role = RoleContext(config, self.context, "replay")
-        self.server, self.stop = ReplayServer(role, spec), role.stop
-        self.config = config
+        super().__init__(config, spec)
         self.thread = threading.Thread(target=self.server.run)
         self.thread.start()
-        self._peers: list[Peer] = []
 
-    def actor(self, peer_id: int = 1) -> Peer:
-        peer = Peer(sockets.connect_experience(self.context, self.config.addresses.experience[0]), lambda: None)
-        self._peers.append(peer)
-        peer.send(ActorHello(peer_id, self.config.compatibility_key, num_environments=4))
-        peer.receive(ActorWelcome)
-        return peer
-
-    def learner(self, environment_steps: int = 0) -> Peer:
-        peer = Peer(sockets.connect_sampling(self.context, self.config.addresses.sampling[0]), lambda: None)
-        self._peers.append(peer)
-        peer.send(LearnerHello(5, self.config.compatibility_key, environment_steps, batches_at_once=1, batch_size=4))
-        peer.receive(LearnerWelcome)
-        return peer
+    def serve(self) -> None:
+        """The thread does."""
 
     def close(self) -> None:
-        self.stop.set()
+        self.role.stop.set()
         self.thread.join()
-        for peer in self._peers:
-            peer.socket.close()
-        self.server.close()
-        self.context.term()
+        super().close()
 
 
 @pytest.fixture
@@ -93,20 +71,15 @@ def running(config: Config) -> Iterator[Running]:
     running.close()
 
 
-def message_of(number: int) -> SegmentRecord:
-    body = encode_segment(segment_of(number), SPEC)
-    return SegmentRecord(1, number, 100 * number, TRANSITIONS, body, zlib.crc32(body))
-
-
 def send_segments(actor: Peer, *numbers: int) -> None:
     for number in numbers:
-        actor.send(message_of(number))
+        actor.send(segment(1, number, 100 * number))
     while actor.receive(SegmentAck).sequence < numbers[-1]:
         pass
 
 
 def test_segments_of_actors_become_batches_of_the_learner(running: Running) -> None:
-    learner, actor = running.learner(environment_steps=1_000), running.actor()
+    learner, actor = running.learner(environment_steps=1_000), running.actor(1)
     learner.send(credit(5, groups=1, segments=10))
     send_segments(actor, 1, 2)
     received = [len(learner.receive(StreamedSegments).ring_slots)]
@@ -119,12 +92,12 @@ def test_segments_of_actors_become_batches_of_the_learner(running: Running) -> N
 
 
 def test_segments_wait_while_the_learner_waits_for_batches(running: Running) -> None:
-    learner, actor = running.learner(), running.actor()
+    learner, actor = running.learner(), running.actor(1)
     learner.send(credit(5, groups=0, segments=2))
     send_segments(actor, 1, 2, 3)  # a learner that wants no batches now holds nothing back
     learner.send(credit(5, groups=1, segments=0))
     wait_until(lambda: running.server.sampling.is_in_arrears)
-    actor.send(message_of(4))
+    actor.send(segment(1, 4, 400))
     assert actor.receives_nothing()
     assert running.server.replay.buffer.inserted_segments == 3
     learner.send(credit(5, groups=0, segments=9))
@@ -138,7 +111,7 @@ def test_segments_wait_while_the_learner_waits_for_batches(running: Running) -> 
 
 
 def test_metrics_of_the_replay_are_at_the_steps_of_the_run_that_its_learner_has_counted(running: Running) -> None:
-    learner, actor, skip = running.learner(), running.actor(), running.config.environment.frame_skip
+    learner, actor, skip = running.learner(), running.actor(1), running.config.environment.frame_skip
     send_segments(actor, 1, 2)
     wait_until(lambda: running.server.describe()["environment_frames"] == 200 * skip)
     learner.send(credit(5, groups=0, segments=0, environment_steps=1_200))
@@ -150,7 +123,7 @@ def test_the_end_of_the_run_ends_the_server_once_all_have_left(
     running: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(replay_server, "LEAVING_SECONDS", 60.0)
-    learner, actor = running.learner(), running.actor()
+    learner, actor = running.learner(), running.actor(1)
     for _ in range(2):  # the answer to the first may have been lost
         learner.send(Finish("enough"))
         assert learner.receive(Finish).reason == "enough"
@@ -163,15 +136,8 @@ def test_the_end_of_the_run_ends_the_server_once_all_have_left(
     assert not running.thread.is_alive()
 
 
-def test_a_signal_ends_the_server_at_once(running: Running) -> None:
-    running.actor()
-    running.stop.set()
-    running.thread.join(20)
-    assert not running.thread.is_alive()
-
-
 def test_metrics_count_stored_drawn_dropped_and_played(running: Running) -> None:
-    actor, learner = running.actor(), running.learner()
+    actor, learner = running.actor(1), running.learner()
     learner.send(credit(5, groups=1, segments=10))
     send_segments(actor, 1, 2)
     learner.receive(StreamedSegments)
@@ -200,7 +166,7 @@ def test_returns_of_games_with_continuous_actions_are_reported_by_band_of_noise(
     running = Running(config, SPEC._replace(action=CONTINUOUS))
     noise = np.array([0.05, 0.1, 0.3, 0.8, 1.5], np.float32)
     returns, steps = np.array([900, 700, 500, 30, 10], np.float32), np.full(5, 1_000, np.int32)
-    running.actor().send(EpisodeStatistics(1, noise, returns, steps, "", np.zeros((5, 0), np.float32)))
+    running.actor(1).send(EpisodeStatistics(1, noise, returns, steps, "", np.zeros((5, 0), np.float32)))
     wait_until(lambda: "charts/episodic_return" in values_written(config))
     running.close()
     values = values_written(config)
@@ -246,7 +212,7 @@ def test_server_killed_before_a_welcome_does_not_reuse_the_actor_number(
 
     first = Running(config)
     monkeypatch.setattr(sockets, "send", killed_before)
-    first.actor()
+    first.actor(1)
     second = ReplayServer(RoleContext(copies[0], first.context, "replay"), SPEC)
     assert second.replay.highest_actor_number == 1, "or it would give this actor number to another actor, too"
     second.close()
@@ -255,7 +221,7 @@ def test_server_killed_before_a_welcome_does_not_reuse_the_actor_number(
 
 def test_a_learner_that_leaves_has_a_snapshot_written(config: Config) -> None:
     first = Running(config)
-    learner, actor = first.learner(), first.actor()
+    learner, actor = first.learner(), first.actor(1)
     send_segments(actor, 1, 2)
     learner.send(credit(5, groups=1, segments=10))
     wait_until(lambda: first.server.replay.limiter.sampled == 4)
@@ -298,12 +264,3 @@ def test_rate_limiter_that_would_deadlock_is_a_usage_error(config: Config) -> No
     assert str(caught.value).isprintable()
     least = float(str(caught.value).partition("at least ")[2].partition(",")[0])
     make_limiter(config.replace(replay=replace(tight.replay, error_buffer=least)), SPEC)
-
-
-def test_the_error_buffer_is_a_share_of_the_minimum_size(config: Config) -> None:
-    loose = config.replace(replay=replace(config.replay, samples_per_insert=8.0, error_buffer=2.0))
-    limiter = make_limiter(loose, SPEC)
-    limiter.insert(2 * TRANSITIONS)
-    allowed = 2.0 * 2 * TRANSITIONS * 8
-    assert limiter.can_sample(int(allowed), 2 * TRANSITIONS)
-    assert not limiter.can_sample(int(allowed) + 1, 2 * TRANSITIONS)

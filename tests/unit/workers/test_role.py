@@ -22,7 +22,7 @@ from apex_jax.workers import actor, evaluator, learner, local, role_process
 from apex_jax.workers.role import RoleContext, open_role
 from apex_jax.workers.role_process import LOG_TAIL_LINES, RoleProcess
 from tests.rigs.links import free_address
-from tests.rigs.storages import IDENTITY, LOG, content, push, run, write
+from tests.rigs.storages import run
 
 __all__ = ["run"]
 
@@ -69,15 +69,6 @@ def test_start_that_fails_frees_the_name_and_the_address(tmp_path: Path) -> None
     with open_role(config, "actor", "actor", stop) as context:
         context.write_metrics(0, {})
         assert fetch(address, 5.0)[1]["role"] == "actor"
-
-
-def test_second_replay_server_fetches_its_own_copy_on_an_empty_machine(tmp_path: Path, run: Path) -> None:
-    write(run, LOG.replace("replay/", "replay-1/"), b"of the second")
-    push(tmp_path / "copy", run)
-    settings = ("replay.servers=2", "replay.index=1", f"storage.url={tmp_path / 'copy'}")
-    with open_role(config_in(tmp_path / "new", *settings), "replay", "replay-1", StopSignal()):
-        held = content(tmp_path / "new")
-    assert held == {LOG.replace("replay/", "replay-1/"): b"of the second", "run_identity": IDENTITY.encode()}
 
 
 def test_error_of_a_role_ends_its_status_and_its_sockets(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from apex_jax.host.errors import RunError, UsageError
 from apex_jax.process import StopSignal
 from apex_jax.run.provenance import record_config
 from apex_jax.workers import local, series
-from tests.rigs.processes import ROOT, Programs, checkpoints
+from tests.rigs.processes import ROOT
 from tests.rigs.runs import make_run
 
 CONFIG = load(ROOT / "configs" / "catch.yaml", ["seed=1"])
@@ -91,20 +91,3 @@ def test_a_directory_that_cannot_be_resumed_is_refused_before_the_first_seed_tra
     with pytest.raises(UsageError, match=r"runs/Catch-v0-3 .*network\.hidden_units: was 8, now 64"):
         train(trainer, 1, 2, 3)
     assert trainer.trained == []
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(480)
-def test_series_trains_each_seed_and_a_second_start_only_plots(programs: Programs, tmp_path: Path) -> None:
-    arguments = ("--config", "catch", "total_updates=200", "seeds=1,2", "evaluator.episodes=4")
-    elsewhere = f"import os\nos.chdir({str(tmp_path)!r})"
-    first = programs.start(*arguments, lines=elsewhere)
-    assert first.exit_code(300) == 0
-    assert programs.living() == {}
-    assert [checkpoints(tmp_path / "runs" / f"Catch-v0-{seed}")[-1] for seed in (1, 2)] == [200, 200]
-    assert "All seeds:   runs/Catch-v0-seeds.png" in first.stdout
-    again = programs.start(*arguments, lines=elsewhere)
-    assert again.exit_code() == 0
-    assert again.stdout.count("has reached total_updates=200") == 2
-    assert again.stdout.count("Ran for") == 0
-    assert "All seeds:   runs/Catch-v0-seeds.png" in again.stdout
