@@ -100,10 +100,11 @@ class BareUpdate:
         self._batch = jax.device_put((indices.astype(np.int32), np.ones(shape, np.float32), np.float32(1)))
         self._state = algorithm.init(jax.random.key(0))
         arguments = self._state, self._store, *self._batch
-        update: Any = algorithm.update
+        update = jax.jit(algorithm.update, donate_argnums=0)
         self.operations = num_operations(jax.make_jaxpr(update)(*arguments).jaxpr) / self.updates_per_call
         self._update = update.lower(*arguments).compile()
-        is_unrolled = jax.default_backend() == "cpu" and spec.action.dtype == "int32"  # XLA counts a loop's body once
+        # XLA counts a loop's body once.
+        is_unrolled = jax.default_backend() == "cpu" and spec.action.dtype == "int32" and len(spec.frame_shape) > 1
         self.bytes = float(self._update.cost_analysis()["bytes accessed"])
         self.bytes /= self.updates_per_call if is_unrolled else 1
         self._run(1)

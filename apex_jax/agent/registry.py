@@ -4,25 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, NamedTuple
+from functools import lru_cache
+from typing import Any, NamedTuple, TypeAlias
 
 import jax.numpy as jnp
 
-from apex_jax.agent.algorithm import Algorithm
+from apex_jax.agent.algorithm import Algorithm, State, UpdateOutput
 from apex_jax.agent.dpg import make_dpg
 from apex_jax.agent.dqn import make_dqn
 from apex_jax.agent.estimator import OPTIONS
+from apex_jax.agent.frame_store import Array, FrameStore
 from apex_jax.config import Config
 from apex_jax.config.key import names_code
 from apex_jax.host.errors import UsageError, short_repr
 from apex_jax.host.user_code import imported_names, reported
 from apex_jax.types import SegmentSpec
 
+Make: TypeAlias = Callable[[Config, SegmentSpec, Any], Algorithm]  # third argument: dtype of the activations
+
 
 class Entry(NamedTuple):
     """An algorithm and the dtype of the actions that it chooses."""
 
-    make: Callable[[Config, SegmentSpec, Any], Algorithm]  # third argument: dtype of the activations
+    make: Make
     action_dtype: str  # as in `ActionSpec`
 
 
@@ -36,18 +40,49 @@ ALGORITHMS: dict[str, Entry] = {
 def make_algorithm(config: Config, spec: SegmentSpec, compute_dtype: Any = jnp.float32) -> Algorithm:
     """Returns the algorithm of this configuration; `compute_dtype` is the dtype of the network's activations.
 
-    Imports the user's module if `algorithm.name` or `network.name` names one. Raises UsageError, see `resolved` and
-    `imported_names`; also if a function of the user's fails.
+    Runs in one process that differ only in the learning rate, or in what is not computed here, share their compiled
+    programs. Imports the user's module if `algorithm.name` or `network.name` names one. Raises UsageError, see
+    `resolved` and `imported_names`; also if a function of the user's fails.
     """
     name = resolved(config, spec).algorithm.name
     if not names_code(name):
-        return ALGORITHMS[name].make(config, spec, compute_dtype)
+        make = ALGORITHMS[name].make
+        if names_code(config.network.name):  # whose class may have changed
+            return make(config, spec, compute_dtype)
+        return _at_learning_rate(config.learner.learning_rate, _shared(make, _parts(config), spec, compute_dtype))
     [make] = imported_names("algorithm.name", name)
     with reported(f"algorithm.name={name}", UsageError, make):
         algorithm = make(config, spec, compute_dtype)
         if not isinstance(algorithm, Algorithm):
             raise TypeError(f"returned {type(algorithm).__name__}, not an Algorithm")
         return algorithm
+
+
+def _parts(config: Config) -> Config:
+    """Returns what an algorithm of this package reads, with a learning rate of 1."""
+    return Config(
+        algorithm=config.algorithm,
+        network=config.network,
+        actor=config.actor,
+        learner=replace(config.learner, learning_rate=1.0),
+        evaluator=config.evaluator,
+    )
+
+
+@lru_cache(maxsize=4)
+def _shared(make: Make, config: Config, spec: SegmentSpec, compute_dtype: Any) -> Algorithm:
+    return make(config, spec, compute_dtype)
+
+
+def _at_learning_rate(learning_rate: float, algorithm: Algorithm) -> Algorithm:
+    """Returns an algorithm that was made with a learning rate of 1 at another one, which no program contains."""
+
+    def update(
+        state: State, store: FrameStore, indices: Array, weights: Array, learning_rate_share: float
+    ) -> tuple[State, UpdateOutput]:
+        return algorithm.update(state, store, indices, weights, learning_rate * learning_rate_share)
+
+    return algorithm._replace(update=update)
 
 
 def resolved(config: Config, spec: SegmentSpec) -> Config:

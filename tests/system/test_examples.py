@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -9,18 +10,22 @@ import subprocess
 import sys
 from pathlib import Path
 
+import nbformat
+import optuna
 import pytest
+from nbclient import NotebookClient
 
 from apex_jax import load_policy
 from apex_jax.config import Config
 from apex_jax.config.load import load
 from apex_jax.host.errors import UsageError
 from apex_jax.host.program import CONFIGS
-from examples import one_process
+from examples import one_process, sweep
 from tests.rigs.processes import ROOT, free_tcp_addresses
 from tests.rigs.saved_runs import save_run
 
 SCRIPT = ROOT / "examples" / "one_process.py"
+NOTEBOOK = SCRIPT.with_name("cartpole.ipynb")
 OWN = (
     *(
         "algorithm.name=c51:make",
@@ -92,6 +97,45 @@ def test_replay_alone_goes_on_after_a_crash_with_every_item(tmp_path: Path) -> N
     assert "2000 of the 2000 items from before the crash were drawn after it" in done.stdout
     assert float(done.stdout.split()[-1]) < 0.01, done.stdout
     assert not list(tmp_path.iterdir())
+
+
+def test_notebook_is_committed_without_outputs() -> None:
+    cells = json.loads(NOTEBOOK.read_text())["cells"]
+    assert not any(cell.get("outputs") or cell.get("execution_count") or cell["metadata"] for cell in cells)
+
+
+@pytest.mark.timeout(300)
+def test_notebook_trains_twice_plots_plays_and_shows_a_bar(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.delenv("MPLBACKEND", raising=False)  # EnvPool sets it in this process
+    notebook = nbformat.reads(NOTEBOOK.read_text().replace("24_000", "40"), as_version=4)
+    client = NotebookClient(notebook, timeout=200, resources={"metadata": {"path": str(tmp_path)}})
+    client.execute()
+    outputs = [output for cell in notebook.cells for output in cell.get("outputs", ())]
+    shown = [kind for output in outputs for kind in output.get("data", ())]
+    assert (shown.count("image/png"), shown.count("image/gif")) == (2, 1)
+    assert not [output.text for output in outputs if "Warning" in output.get("text", "")]
+    bars = [state["outputs"] for state in client.widget_state.values() if "outputs" in state]
+    assert len(bars) == 2
+    assert "updates; best " in str(bars)
+    assert {path.name for path in (tmp_path / "runs").iterdir()} == {"cartpole-1", "cartpole-2"}
+
+
+@pytest.mark.timeout(200)
+def test_sweep_names_the_best_of_its_trials(tmp_path: Path) -> None:
+    done = run(tmp_path, "--trials", "2", "--updates", "40", seconds=190, script=SCRIPT.with_name("sweep.py"))
+    assert done.returncode == 0, done.stderr
+    found = re.search(r"^best of 2 trials: (runs/sweep-[\d-]+/trial-[01]), return (\d+\.\d+), ", done.stdout, re.M)
+    assert found, done.stdout
+    assert load_policy(tmp_path / found[1]).updates == 40
+
+
+@pytest.mark.timeout(200)
+def test_sweep_ends_the_run_of_a_pruned_trial(tmp_path: Path) -> None:
+    study = optuna.create_study(pruner=optuna.pruners.ThresholdPruner(lower=501))  # no return of CartPole
+    study.optimize(lambda trial: sweep.train(trial, 1000, tmp_path), 1)
+    assert study.trials[0].state.name == "PRUNED"
+    assert list(study.trials[0].intermediate_values) == [100]
 
 
 @pytest.mark.parametrize("setting", OWN)

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from apex_jax.agent.algorithm import Algorithm
 from apex_jax.agent.check import check_user_code
 from apex_jax.agent.registry import ALGORITHMS, Entry, make_algorithm, resolved
 from apex_jax.config import Config
@@ -164,10 +165,29 @@ def test_option_of_dqn_is_refused_with_dpg(name: str, setting: str, value: Any) 
 
 def test_auto_is_the_algorithm_for_the_actions_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     def named(name: str) -> Callable[..., Any]:
-        return lambda *_: name
+        return lambda *_: Algorithm(*[name] * 5)
 
     monkeypatch.setitem(ALGORITHMS, "dqn", Entry(named("dqn"), "int32"))
     monkeypatch.setitem(ALGORITHMS, "dpg", Entry(named("dpg"), "float32"))
-    chosen: list[Any] = [make_algorithm(Config(), SPEC._replace(action=action)) for action in (SPEC.action, CONTINUOUS)]
+    chosen = [make_algorithm(Config(), SPEC._replace(action=action)).init for action in (SPEC.action, CONTINUOUS)]
     assert chosen == ["dqn", "dpg"]
     assert resolved(Config(), SPEC).algorithm.name == "dqn"
+
+
+def test_runs_that_differ_in_seed_and_learning_rate_share_their_programs(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = list[Any]()
+
+    def make(*arguments: Any) -> Algorithm:
+        made.append(arguments)
+        return Algorithm(*[lambda *arguments: arguments[-1]] * 5)
+
+    monkeypatch.setitem(ALGORITHMS, "dqn", Entry(make, "int32"))
+
+    def step_size(learning_rate: float, **settings: Any) -> Any:
+        config = Config(learner=replace(Config().learner, learning_rate=learning_rate, **settings), seed=len(made))
+        return make_algorithm(config, SPEC).update(None, None, [], [], 0.5)
+
+    assert (step_size(0.5), step_size(0.25)) == (0.25, 0.125)
+    assert [config.learner.learning_rate for config, *_ in made] == [1.0]
+    step_size(0.25, optimizer="adam")
+    assert len(made) == 2
