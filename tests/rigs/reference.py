@@ -106,6 +106,17 @@ def noise_ladder(size: int, largest: float, smallest: float) -> list[float]:
     return [math.exp((1 - at) * math.log(largest) + at * math.log(smallest)) for at in positions]
 
 
+def n_step_targets(
+    n_step_return: np.ndarray, discount: np.ndarray, online_q: np.ndarray, target_q: np.ndarray, double_q: bool
+) -> np.ndarray:
+    """Returns `[B]` targets from the q-values `[B, A]` of the bootstrap observations."""
+    targets = []
+    for i in range(len(discount)):
+        best = int(np.argmax(online_q[i] if double_q else target_q[i]))
+        targets.append(n_step_return[i] + discount[i] * target_q[i, best])
+    return np.array(targets)
+
+
 def loss_and_gradient(
     q: np.ndarray, action: np.ndarray, target: np.ndarray, weight: np.ndarray, form: str
 ) -> tuple[float, np.ndarray, np.ndarray]:

@@ -220,6 +220,12 @@ def test_version_is_encoded_once_on_the_first_request(link: Link, monkeypatch: p
 # The end of a run ------------------------------------------------------------------------------------------------
 
 
+@pytest.fixture
+def soon_drained(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sockets, "LONGEST_RECONNECT_MILLISECONDS", 50)  # for which a server waits before it is drained
+
+
+@pytest.mark.usefixtures("soon_drained")
 def test_server_knows_when_every_client_has_the_final_weights(link: Link) -> None:
     server, client = link.server(), link.client()
     server.publish(params_of(1), 1, 0)
@@ -233,6 +239,7 @@ def test_server_knows_when_every_client_has_the_final_weights(link: Link) -> Non
     wait_until(lambda: server.is_drained)
 
 
+@pytest.mark.usefixtures("soon_drained")
 @pytest.mark.parametrize("leaves", [True, False], ids=["that leaves", "that dies"])
 def test_learner_does_not_wait_for_a_client(link: Link, monkeypatch: pytest.MonkeyPatch, leaves: bool) -> None:
     monkeypatch.setattr(link_server, "PEER_TIMEOUT_SECONDS", 30.0 if leaves else 0.5)
@@ -295,6 +302,17 @@ def test_each_actor_is_assigned_a_replay_server_and_told_when_it_should_move(
     monkeypatch.setattr(weights_server, "SETTLED_SECONDS", 0.0)
     server = link.restarted_server(server, servers=2)
     wait_until(lambda: sorted(actor.replay_index for actor in actors if actor.replay_index is not None) == [0, 1])
+
+
+def test_client_beyond_the_limit_is_refused_and_retries(link: Link, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(weights_server, "MAX_CLIENTS", 1)
+    monkeypatch.setattr(weights_client, "HEARTBEAT_SECONDS", 0.05)
+    server, first = link.server(), link.joined_peer()
+    server.publish(params_of(1), 1, 0)
+    second = link.client()
+    wait_until(lambda: second.dropped["refused"] >= 2)
+    first.send(Goodbye(0))
+    newest(second, 1)
 
 
 def placed(placement: Placement, actors: dict[int, int], environments: int = 16) -> dict[int, int]:
