@@ -230,6 +230,7 @@ def test_copies_on_s3_are_pushed_and_pulled_like_those_in_a_folder(tmp_path: Pat
     assert newest_checkpoint(Storage(f"{s3}/empty")) is None
 
 
+@pytest.mark.long
 def test_file_of_several_parts_reaches_s3_and_comes_back(
     tmp_path: Path, run: Path, s3: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
