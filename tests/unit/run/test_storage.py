@@ -368,3 +368,10 @@ def test_missing_replay_does_not_empty_the_copy(tmp_path: Path, run: Path) -> No
     shutil.rmtree(run / "replay")
     assert Storage(str(tmp_path / "copy")).push("replay", run) is None
     assert pull(tmp_path / "copy", tmp_path / "back")[LOG] == b"segments"
+
+
+@pytest.mark.parametrize("url", ["s4://x/y", "gs://bucket/x"])
+def test_url_that_is_neither_s3_nor_a_folder_is_a_one_line_error(url: str) -> None:
+    with pytest.raises(StorageError, match=rf"{url}: .*; check the URL") as caught:
+        Storage(url)
+    assert str(caught.value).isprintable()
