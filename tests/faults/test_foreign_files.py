@@ -14,8 +14,8 @@ from apex_jax.host.errors import RunError
 from apex_jax.replay.experience_log import ExperienceLog
 from apex_jax.replay.snapshots import FileHeader, JournalError
 from apex_jax.run.checkpoint import Checkpointer, CheckpointError
-from apex_jax.run.metric_files import MetricsFollower, append_line, read_metrics
-from apex_jax.run.provenance import check_resumable, read_starts, record_start
+from apex_jax.run.metric_files import append_line
+from apex_jax.run.provenance import check_resumable, record_start
 from apex_jax.run.storage import Storage
 from apex_jax.types import ActionSpec, SegmentSpec
 from apex_jax.workers.local import run_lock
@@ -77,15 +77,6 @@ def test_run_directory_may_itself_be_a_link(tmp_path: Path, name: str, write: Ca
     (tmp_path / "run").symlink_to(tmp_path / "disk")
     write(tmp_path / "run")
     assert (tmp_path / "disk" / name).is_file()
-
-
-def test_readers_of_lines_do_not_block_on_a_fifo(tmp_path: Path) -> None:
-    for name in ("starts.jsonl", "metrics.jsonl"):
-        os.mkfifo(tmp_path / name)
-    assert read_starts(tmp_path) == []
-    assert MetricsFollower(tmp_path / "metrics.jsonl").read_new() == []
-    with pytest.raises(OSError, match="remove it"):
-        read_metrics(tmp_path / "metrics.jsonl")
 
 
 @pytest.mark.parametrize("check", [record_start, check_resumable])

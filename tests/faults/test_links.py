@@ -10,15 +10,16 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import zmq
 
 from apex_jax.links import connection, experience_client, sampling_client
 from apex_jax.transport import sockets, wire
-from apex_jax.transport.messages import ActorHello, SegmentAck
+from apex_jax.transport.messages import ActorHello, IndexBatches, SegmentAck
 from tests.fuzz.tcp import frame, open_behind_the_handshake
-from tests.rigs import experience_link
-from tests.rigs.links import CONFIG, TRANSITIONS, segment_of
+from tests.rigs import experience_link, sampling_link
+from tests.rigs.links import CONFIG, TRANSITIONS, segment_of, wait_until
 from tests.rigs.processes import ROOT
 from tests.rigs.proxy import Proxy
 
@@ -91,6 +92,51 @@ def test_fault_31_each_segment_is_stored_exactly_once_despite_connection_failure
         assert server.replay.environment_steps == 40 * TRANSITIONS
         assert server.dropped.keys() <= {"duplicate_segment"}
         stream.close()
+
+
+@pytest.mark.parametrize("fault", ["reset", "stop"])
+def test_fault_32_no_priority_is_applied_twice_and_no_batch_uses_other_segments(
+    sampling: sampling_link.Link, fault: str
+) -> None:
+    server = sampling.server()
+    server.insert(3)
+    applied: list[float] = []
+    update = server.buffer.update_priorities
+
+    def recorded(indices: np.ndarray, generations: np.ndarray, priorities: np.ndarray) -> Any:
+        applied.extend(set(priorities.tolist()))
+        return update(indices, generations, priorities)
+
+    server.buffer.update_priorities = recorded  # type: ignore[method-assign]
+    with Proxy(sampling.address) as proxy:
+        sampling.address = proxy.address
+        learner = sampling_link.Learner(sampling.stream())
+        updates = 0
+
+        def learn() -> None:
+            nonlocal updates
+            item = learner.consume()  # asserts that every batch fits the segments that have come
+            if item is not None and isinstance(item.content, IndexBatches):
+                updates += 1
+                learner.stream.update_priorities(item, np.full(item.content.indices.shape, updates, np.float32))
+
+        def serve() -> None:
+            server.serve()
+            learn()
+
+        wait_until(lambda: updates >= 20, serve)
+        connections = proxy.traffic.connections
+        getattr(proxy, fault)()
+        server.insert(2)
+        wait_until(lambda: proxy.traffic.connections > connections, serve)
+        proxy.heal()
+        held_at = updates
+        wait_until(lambda: updates >= held_at + 20, serve)
+        assert len(applied) == len(set(applied)), "an update was applied twice"
+        assert applied[-1] > held_at
+        assert learner.ring[:5].tolist() == [1, 2, 3, 4, 5]
+        server.buffer.check_valid()
+        learner.stream.close()
 
 
 # A full queue, at which libzmq must not abort the process --------------------------------------------------------

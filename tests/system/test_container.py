@@ -120,13 +120,6 @@ def test_clients_of_a_link_name_the_service_that_serves_it_at_its_port(link: str
 
 
 @pytest.mark.parametrize("role", ROLES)
-def test_service_depends_on_the_keys_and_on_the_hosts_whose_names_it_resolves(role: str) -> None:
-    hosts = {LINKS[link].server: {"condition": "service_started"} for link in CONNECTS.get(role, ())}
-    keys = {"keys": {"condition": "service_completed_successfully"}}
-    assert SERVICES[role]["depends_on"] == {**keys, **hosts}
-
-
-@pytest.mark.parametrize("role", ROLES)
 def test_service_mounts_the_keys_of_its_role_only_and_cannot_write_them(role: str) -> None:
     mounted = {folder: volume for folder, volume in volumes(SERVICES[role]).items() if "keys" in volume}
     assert mounted == {f"/keys/{role}": f"keys-{role}"}

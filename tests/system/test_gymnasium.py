@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import re
 import signal
 from pathlib import Path
 
-import numpy as np
 import pytest
 
-from apex_jax.policy import load_policy
-from tests.rigs import environments
 from tests.rigs.environments import processes_of
 from tests.rigs.processes import ROOT, Program, Programs, wait_for_the_end_of
 
@@ -30,21 +26,6 @@ def train(programs: Programs, directory: Path, name: str, *settings: str) -> Pro
     task = f"environment.task=gymnasium:tests.rigs.environments:{name}"
     arguments = ("--config", str(ROOT / "configs" / "cartpole.yaml"), f"run_directory={directory}", *small, task)
     return programs.start(*arguments, *settings, environment={"PYTHONPATH": str(ROOT)})
-
-
-@pytest.mark.long
-@pytest.mark.timeout(400)
-def test_environment_of_a_user_is_trained_filmed_and_played(programs: Programs, tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    with programs:
-        program = train(programs, run, "Corridor", "environment.settings={length: 3}")
-        assert program.exit_code(SECONDS) == 0, program.stderr
-    evaluations = [json.loads(line)["returns"] for line in (run / "evaluations.jsonl").read_text().splitlines()]
-    assert np.isfinite(evaluations).all()
-    assert (run / "video.mp4").stat().st_size > 0
-    policy, corridor = load_policy(run), environments.Corridor(3)
-    observation, _ = corridor.reset(seed=1)
-    assert policy(observation) in (0, 1)
 
 
 @pytest.mark.long

@@ -34,7 +34,7 @@ RunOf = Callable[[str], Config]
 @pytest.fixture(scope="module")
 def run_of(tmp_path_factory: pytest.TempPathFactory) -> RunOf:
     """Returns a function that returns the configuration of a saved run of a task."""
-    return functools.cache(lambda task: save_run(task, tmp_path_factory.mktemp("runs") / task))
+    return functools.cache(lambda task: save_run(task, tmp_path_factory.mktemp("runs") / task, updates=(1,)))
 
 
 def observations_of(config: Config, policy: Policy, steps: int = 20) -> list[np.ndarray]:

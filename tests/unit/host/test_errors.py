@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from apex_jax.host.argument_parser import Parser
 from apex_jax.host.errors import FatalError, RunError, UsageError, first_line, printable, short_repr
 
 
+@settings(max_examples=30, deadline=None)
 @given(value=st.text() | st.integers() | st.floats() | st.booleans() | st.none() | st.lists(st.text(max_size=5)))
 def test_any_value_is_shown_on_one_short_printable_line(value: object) -> None:
     text = short_repr(value)
@@ -25,6 +26,7 @@ def test_values_are_shown_as_a_user_writes_them() -> None:
     assert short_repr("x" * 81) == "x" * 77 + "..."
 
 
+@settings(max_examples=30, deadline=None)
 @given(text=st.text())
 def test_text_of_a_peer_is_printed_without_control_characters_and_line_breaks(text: str) -> None:
     assert printable(text).isprintable()

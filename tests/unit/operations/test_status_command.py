@@ -136,7 +136,7 @@ FIELDS = ("peers", "metrics", "checkpoint", "reports", "roles", "updates", "weig
 HEADS = st.fixed_dictionaries({}, optional=dict.fromkeys((*status_command.HEAD, *FIELDS), JSON))
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(head=HEADS, rest=st.dictionaries(st.text(), JSON, max_size=3), healthy=st.booleans())
 def test_any_report_is_a_table_of_printable_lines(head: dict[str, Any], rest: dict[str, Any], healthy: bool) -> None:
     lines = status_command.table(healthy, rest | head)

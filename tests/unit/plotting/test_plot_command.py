@@ -11,6 +11,11 @@ from apex_jax.plotting.plot_command import groups_of, run
 from tests.rigs.runs import make_run, write_run
 
 
+@pytest.fixture(autouse=True)
+def few_resamples(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("apex_jax.plotting.statistics.RESAMPLES", 20)
+
+
 def test_plot_command_draws_and_prints(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     make_run(tmp_path / "a", [1.0, 2.0])
     make_run(tmp_path / "b=c", [3.0, 4.0])
@@ -58,9 +63,7 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize(("arguments", "picture"), [
-    (["runs/a"], "runs/a/plot.png"),
     (["one=runs/a"], "runs/a/plot.png"),
-    (["runs/a", "runs/b"], "runs/plot.png"),
     (["{runs}/a/", "runs/b"], "{runs}/plot.png"),
 ])  # fmt: skip
 def test_picture_of_one_run_is_in_its_directory_and_of_several_beside_the_first(

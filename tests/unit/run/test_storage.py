@@ -230,6 +230,7 @@ def test_copies_on_s3_are_pushed_and_pulled_like_those_in_a_folder(tmp_path: Pat
     assert newest_checkpoint(Storage(f"{s3}/empty")) is None
 
 
+@pytest.mark.long
 def test_file_of_several_parts_reaches_s3_and_comes_back(
     tmp_path: Path, run: Path, s3: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -367,3 +368,10 @@ def test_missing_replay_does_not_empty_the_copy(tmp_path: Path, run: Path) -> No
     shutil.rmtree(run / "replay")
     assert Storage(str(tmp_path / "copy")).push("replay", run) is None
     assert pull(tmp_path / "copy", tmp_path / "back")[LOG] == b"segments"
+
+
+@pytest.mark.parametrize("url", ["s4://x/y", "gs://bucket/x"])
+def test_url_that_is_neither_s3_nor_a_folder_is_a_one_line_error(url: str) -> None:
+    with pytest.raises(StorageError, match=rf"{url}: .*; check the URL") as caught:
+        Storage(url)
+    assert str(caught.value).isprintable()

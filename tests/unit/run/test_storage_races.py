@@ -16,7 +16,7 @@ from tests.rigs.storages import IDENTITY, copied, pull, run_in, s3, write
 __all__ = ["s3"]
 
 
-@pytest.fixture(params=["folder", "s3"])
+@pytest.fixture(params=["folder", pytest.param("s3", marks=pytest.mark.long)])
 def url(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """A place for a copy. Without the hour that files are kept, so that nothing but the manifest protects them."""
     monkeypatch.setattr(module, "KEPT_SECONDS", -60.0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,8 +14,10 @@ import numpy as np
 import pytest
 import zmq
 
+from apex_jax.agent.algorithm import Algorithm
 from apex_jax.agent.exploration import epsilon_ladder
 from apex_jax.agent.registry import make_algorithm
+from apex_jax.config import Config
 from apex_jax.config.load import load
 from apex_jax.environments.environment import VectorEnvironment, segment_spec
 from apex_jax.links.weights_client import Weights
@@ -62,16 +65,22 @@ def context() -> Iterator[zmq.Context]:
     context.term()
 
 
+@functools.cache  # compiled once
+def dqn_of(config: Config) -> Algorithm:
+    return make_algorithm(config, segment_spec(config))
+
+
 @pytest.fixture
 def act(tmp_path: Path, context: zmq.Context, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Acting]:
     """Has an actor of the given actor number act for some calls."""
     overrides = ["actor.environments=4", "actor.environments_per_step=3", f"actor.ladder_size={LADDER}"]
     config = load(ROOT / "configs" / "catch.yaml", overrides).replace(run_directory=str(tmp_path))
 
+    dqn = dqn_of(config.replace(run_directory=""))
+    params = dqn.init(jax.random.key(1)).online_params
+
     def act(actor_number: int, calls: int) -> Acting:
         acting, role, spec = Acting(), RoleContext(config, context, "actor"), segment_spec(config)
-        dqn = make_algorithm(config, spec)
-        params = dqn.init(jax.random.key(1)).online_params
 
         def policy(params: Any, observation: Any, epsilon: np.ndarray, *rest: Any) -> Any:
             acting.epsilons.append(np.asarray(epsilon))

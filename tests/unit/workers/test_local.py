@@ -294,3 +294,6 @@ def test_run_directory_is_for_one_run_at_a_time(tmp_path: Path) -> None:
         raise AssertionError("locked twice")
     with pytest.raises(PermissionError, match="of the run"), run_lock(tmp_path / "run"):
         raise PermissionError("of the run")
+    (tmp_path / "file").touch()
+    with pytest.raises(RunError, match="cannot be written"), run_lock(tmp_path / "file" / "run"):
+        raise AssertionError("a file is no folder")

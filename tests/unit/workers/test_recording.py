@@ -28,8 +28,6 @@ from apex_jax.workers.evaluation import Evaluator
 from apex_jax.workers.recording import Film, check_video, complete_film, draw_curves, frames_per_second
 from tests.rigs.recordings import PONG
 
-CATCH = ("environment.task=Catch-v0", "environment.frame_stack=1", "environment.frame_skip=1")
-
 
 def record(config: Config, path: Path) -> Film:
     spec = segment_spec(config)
@@ -63,12 +61,6 @@ def test_game_is_recorded_in_raw_colours_at_the_speed_of_the_console(tmp_path: P
         milliseconds = [frame.info["duration"] for frame in ImageSequence.Iterator(image)]
         assert sum(milliseconds) == pytest.approx(40 * 1000 / 15, rel=0.05)  # pictures that are equal stand as one
     assert sorted(path.name for path in tmp_path.iterdir()) == ["game.gif", "game.mp4"]
-
-
-def test_game_without_a_screen_is_not_recorded(tmp_path: Path) -> None:
-    film = record(load(None, CATCH), tmp_path / "game")
-    assert (film.paths, film.error) == ([], None)
-    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.long

@@ -67,13 +67,6 @@ def test_each_seed_trains_in_its_own_directory_and_all_are_plotted_together(
     assert "7.0, 4.0, 11.0" in table
 
 
-def test_runs_of_a_task_with_a_namespace_are_plotted_beside_their_directories(trainer: Trainer) -> None:
-    config = load(ROOT / "configs" / "catch.yaml", ["environment.task=gymnasium:ale_py:ALE/Pong-v5"])
-    assert train(trainer, 5, 2, config=config) == 0
-    assert Path("runs/gymnasium-ale_py-ALE-Pong-v5-5/metrics").is_dir()
-    assert {path.suffix for path in Path("runs").glob("gymnasium-ale_py-ALE-Pong-v5-seeds.*")} == {".png", ".md"}
-
-
 def test_ctrl_c_and_an_error_end_the_whole_series(trainer: Trainer) -> None:
     trainer.stops_at, trainer.fails_at = 2, 5
     assert train(trainer, 1, 2, 3) == 130
