@@ -121,6 +121,7 @@ def test_notebook_trains_twice_plots_plays_and_shows_a_bar(tmp_path: Path, monke
     assert {path.name for path in (tmp_path / "runs").iterdir()} == {"cartpole-1", "cartpole-2"}
 
 
+@pytest.mark.long
 @pytest.mark.timeout(200)
 def test_sweep_names_the_best_of_its_trials(tmp_path: Path) -> None:
     done = run(tmp_path, "--trials", "2", "--updates", "40", seconds=190, script=SCRIPT.with_name("sweep.py"))
