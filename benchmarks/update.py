@@ -100,7 +100,7 @@ class BareUpdate:
         self._batch = jax.device_put((indices.astype(np.int32), np.ones(shape, np.float32), np.float32(1)))
         self._state = algorithm.init(jax.random.key(0))
         arguments = self._state, self._store, *self._batch
-        update = jax.jit(algorithm.update, donate_argnums=0)
+        update: Any = jax.jit(algorithm.update, donate_argnums=0)
         self.operations = num_operations(jax.make_jaxpr(update)(*arguments).jaxpr) / self.updates_per_call
         self._update = update.lower(*arguments).compile()
         # XLA counts a loop's body once.
