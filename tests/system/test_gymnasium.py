@@ -6,8 +6,14 @@ import re
 import signal
 from pathlib import Path
 
+import gymnasium
+import numpy as np
 import pytest
 
+from apex_jax.agent.segments import SegmentBuilder
+from apex_jax.config.load import load
+from apex_jax.environments.environment import VectorEnvironment, segment_spec
+from apex_jax.segment_codec import decode_segment, encode_segment
 from tests.rigs.environments import processes_of
 from tests.rigs.processes import ROOT, Program, Programs, wait_for_the_end_of
 
@@ -64,3 +70,40 @@ def test_environments_are_closed_and_their_processes_end_with_the_run(
         wait_for_the_end_of(leaders, processes)
         assert set(leaders) == set(map(int, closed.read_text().split()))
         assert len(leaders) >= 2 + 2 + 3  # of the actor, of the evaluator, and of roles that read the spaces
+
+
+@pytest.mark.long
+def test_frames_of_an_atari_game_of_gymnasium_reach_the_segments_bit_for_bit() -> None:
+    task = "environment.task=gymnasium:ale_py:ALE/Breakout-v5"
+    settings = load(None, [task, "environment.settings={obs_type: grayscale}", "environment.frame_skip=1"])
+    spec, seeds, num_steps = segment_spec(settings), [3, 4], 400
+    assert spec.frame_shape == (210, 160)
+    environment = VectorEnvironment(settings, spec, np.array(seeds), 600)
+    builder = SegmentBuilder(spec, len(seeds), 0.99, 1.0, True)
+    twins = [gymnasium.make("ale_py:ALE/Breakout-v5", obs_type="grayscale") for _ in seeds]
+    frames: list[list[np.ndarray]] = [[], []]  # as the twins return them, the first of an episode four times
+    ended, lives_lost, before = [True, True], 0, np.zeros(2, np.int32)
+    values, segments = np.zeros(2, np.float32), []
+    for number in range(num_steps):
+        step = environment.receive()
+        actions = np.random.default_rng(number).integers(spec.action.num_actions, size=2).astype(np.int32)
+        for i, twin in enumerate(twins):
+            if ended[i]:
+                frame, ended[i] = twin.reset(seed=seeds[i] if number == 0 else None)[0], False
+                frames[i] += [frame] * spec.frame_stack
+            else:
+                frame, reward, *ends, _ = twin.step(int(before[i]))
+                ended[i] = any(ends)
+                frames[i].append(frame)
+                assert step.reward[i] == reward
+        lives_lost += int(step.life_lost.sum())
+        segments += builder.add(step, actions, values, values)
+        environment.send(actions, step.env_id)
+        before = actions
+    environment.close()
+    assert lives_lost > 0
+    length, stride = spec.slots, spec.slots - spec.overlap
+    expected = [np.array(of[i : i + length]) for of in frames for i in range(0, len(of) - length + 1, stride)]
+    received = [decode_segment(encode_segment(segment, spec), spec).frames for segment in segments]
+    assert len(received) == len(expected) >= 12
+    assert {frame.tobytes() for frame in received} == {frame.tobytes() for frame in expected}

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -165,11 +165,13 @@ def test_option_of_dqn_is_refused_with_dpg(name: str, setting: str, value: Any) 
 
 def test_auto_is_the_algorithm_for_the_actions_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     def named(name: str) -> Callable[..., Any]:
-        return lambda *_: Algorithm(*[name] * 5)
+        return lambda *_: Algorithm(*cast(Any, [name] * 5))
 
     monkeypatch.setitem(ALGORITHMS, "dqn", Entry(named("dqn"), "int32"))
     monkeypatch.setitem(ALGORITHMS, "dpg", Entry(named("dpg"), "float32"))
-    chosen = [make_algorithm(Config(), SPEC._replace(action=action)).init for action in (SPEC.action, CONTINUOUS)]
+    chosen: list[Any] = [
+        make_algorithm(Config(), SPEC._replace(action=action)).init for action in (SPEC.action, CONTINUOUS)
+    ]
     assert chosen == ["dqn", "dpg"]
     assert resolved(Config(), SPEC).algorithm.name == "dqn"
 
@@ -179,13 +181,14 @@ def test_runs_that_differ_in_seed_and_learning_rate_share_their_programs(monkeyp
 
     def make(*arguments: Any) -> Algorithm:
         made.append(arguments)
-        return Algorithm(*[lambda *arguments: arguments[-1]] * 5)
+        return Algorithm(*cast(Any, [lambda *arguments: arguments[-1]] * 5))
 
     monkeypatch.setitem(ALGORITHMS, "dqn", Entry(make, "int32"))
 
     def step_size(learning_rate: float, **settings: Any) -> Any:
         config = Config(learner=replace(Config().learner, learning_rate=learning_rate, **settings), seed=len(made))
-        return make_algorithm(config, SPEC).update(None, None, [], [], 0.5)
+        algorithm: Any = make_algorithm(config, SPEC)
+        return algorithm.update(None, None, None, None, 0.5)
 
     assert (step_size(0.5), step_size(0.25)) == (0.25, 0.125)
     assert [config.learner.learning_rate for config, *_ in made] == [1.0]

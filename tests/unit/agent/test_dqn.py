@@ -142,9 +142,9 @@ def test_epsilon_0_is_greedy_and_epsilon_1_is_uniform_for_any_network(dueling: b
 def test_target_equals_its_twin(double_q: bool) -> None:
     rng = np.random.default_rng(0)
     arrays = rng.normal(size=20), rng.choice([0.0, 0.97, 0.99], 20), rng.normal(size=(20, 6)), rng.normal(size=(20, 6))
-    singles = [x.astype(np.float32) for x in arrays]
-    result = jax.jit(losses.n_step_target, static_argnums=4)(*singles, double_q)
-    np.testing.assert_allclose(result, reference.n_step_targets(*singles, double_q), rtol=1e-5, atol=1e-6)
+    arguments: Any = (*(x.astype(np.float32) for x in arrays), double_q)
+    result = jax.jit(losses.n_step_target, static_argnums=4)(*arguments)
+    np.testing.assert_allclose(result, reference.n_step_targets(*arguments), rtol=1e-5, atol=1e-6)
 
 
 def test_transition_without_error_keeps_a_priority_above_0() -> None:
