@@ -211,7 +211,7 @@ class ExperienceServer(LinkServer[ActorPeer]):
 
     def _on_goodbye(self, connection_id: bytes, message: Goodbye, now_seconds: float) -> None:
         actor = digest_of_peer_id(self.actors[connection_id].peer_id)
-        self._remove(connection_id)
+        self._remove(connection_id, keeps_pending=True)
         _log.info("actor %s leaves (%d actors)", actor, len(self.actors))
 
     def _evict(self, connection_id: bytes) -> None:
@@ -219,10 +219,10 @@ class ExperienceServer(LinkServer[ActorPeer]):
         _log.warning(message, digest_of_peer_id(self.actors[connection_id].peer_id), PEER_TIMEOUT_SECONDS)
         self._remove(connection_id)
 
-    def _remove(self, connection_id: bytes) -> None:
+    def _remove(self, connection_id: bytes, keeps_pending: bool = False) -> None:
         actor = self.actors[connection_id]
         self._write_down(actor)
-        self.membership.leave(connection_id)
+        self.membership.leave(connection_id, keeps_pending)
 
 
 def _counts(status: ActorStatus) -> ActorCounts:

@@ -93,13 +93,13 @@ class Membership:
         """Adds an actor, whose connection must be unused."""
         self.actors[actor.connection] = actor
 
-    def leave(self, connection_id: bytes) -> None:
-        """Removes an actor, and discards its pending segments.
+    def leave(self, connection_id: bytes, keeps_pending: bool = False) -> None:
+        """Removes an actor, and discards its pending segments unless `keeps_pending`, as for one that has ended.
 
         An actor that reconnects still has these, since they were not acknowledged, and sends them again.
         """
         actor = self.actors.pop(connection_id)
-        if actor.waiting:
+        if actor.waiting and not keeps_pending:
             self._turns.remove(actor)
 
     def _occupants_seen_since(self, seconds: float) -> np.ndarray:

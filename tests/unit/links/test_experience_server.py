@@ -344,6 +344,7 @@ def test_connected_actors_take_turns_and_their_segments_are_stored_in_order() ->
             actor.received = sequence
             membership.enqueue(actor, Waiting(SegmentRecord(peer_id, sequence, 0, 1, b"", 0), None, "refused"))
     membership.leave(b"3")
+    membership.leave(b"4", keeps_pending=True)  # it has ended, and what it has sent is stored
     while (waiting := membership.next_waiting()) is not None:
         stored.append((waiting.segment.peer_id, waiting.segment.sequence))
         assert membership.dequeue().stored == waiting.segment.sequence
