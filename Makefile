@@ -40,7 +40,7 @@ test: $(VENV)/requirements-dev.installed
 	@echo "$(RUN) -m mypy, beside $(PYTEST)"
 	@$(RUN) -m mypy & types=$$!; $(PYTEST); tests=$$?; wait $$types && exit $$tests
 
-test-long: $(VENV)/requirements-dev.installed $(VENV)/gymnax.installed
+test-long: $(VENV)/requirements-dev.installed
 	$(PYTEST) -m 'long and not slow and not deploy'
 
 # Two at a time: they hold real processes to real seconds.
@@ -88,14 +88,14 @@ $(VENV)/requirements-host.installed: deploy/requirements-host.txt $(VENV)/requir
 	@$(PIP_INSTALL) -r $<
 	@touch $@
 
-$(VENV)/requirements-dev.installed: requirements-export.txt
+# gymnax without what it depends on, which would keep Gymnasium and JAX back.
+$(VENV)/requirements-dev.installed: requirements-dev.txt requirements.txt requirements-export.txt requirements-jax-envs.txt $(VENV)/created
+	@echo "Installing $< into $(VENV): about a minute ..."
+	@$(PIP_INSTALL) -r $<
+	@$(PIP_INSTALL) --no-deps -r requirements-jax-envs.txt
+	@touch $@
 
 $(VENV)/requirements-deploy.installed: requirements-dev.txt requirements-export.txt deploy/requirements-host.txt
-
-# Without what it depends on: it would keep Gymnasium and JAX back.
-$(VENV)/gymnax.installed: requirements-jax-envs.txt $(VENV)/requirements-dev.installed
-	@$(PIP_INSTALL) --no-deps -r $<
-	@touch $@
 
 # Apart: checkov demands older versions of what others need newer.
 $(VENV)/checkov/installed: deploy/requirements-checkov.txt $(VENV)/created

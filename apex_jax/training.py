@@ -36,12 +36,15 @@ Callback: TypeAlias = Callable[[PlayedGames], bool | None]
 """Is called after each evaluation, and ends the run if it returns True; an exception ends it, too."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Run:
     """The evaluations and the policy of a run, read from its directory."""
 
     config: Config
     evaluations: tuple[PlayedGames, ...]  # oldest first, those of earlier starts included
+
+    def __repr__(self) -> str:
+        return f"Run({str(self.directory)!r}, {len(self.evaluations)} evaluations)"
 
     @property
     def directory(self) -> Path:

@@ -91,3 +91,7 @@ def steps_per_second(config: Config, seconds: float) -> float:
             plays.close()  # type: ignore[attr-defined]
             return steps / elapsed
     raise AssertionError
+
+
+if __name__ == "__main__":
+    main()

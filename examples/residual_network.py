@@ -28,7 +28,7 @@ class ResidualNetwork(nn.Module):
     def __call__(self, observation: jax.Array) -> jax.Array:
         """Maps observations float32[B, F, D] to q-values float32[B, num_actions]."""
         units = self.config.hidden_units
-        x = nn.Dense(units, dtype=self.dtype)(observation.reshape(len(observation), -1))
+        x = nn.Dense(units, dtype=self.dtype)(observation.reshape(observation.shape[0], -1))
         for _ in range(BLOCKS):
             hidden = nn.Dense(units, dtype=self.dtype)(nn.LayerNorm(dtype=self.dtype)(x))
             x = x + nn.Dense(units, dtype=self.dtype)(nn.relu(hidden))

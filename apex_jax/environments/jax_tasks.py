@@ -89,10 +89,14 @@ class JaxEnvironment:
         """Traces a reset and a step. Raises BrokenEnvironment, with the user's line, if they do not fit together."""
         with reported(f"environment.task={self._task}", BrokenEnvironment, self._function):
             played = jax.eval_shape(self.begin, jax.random.key(0))
-            after = jax.eval_shape(self.advance, played, self.no_action)
-            types = [jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype.name), each) for each in (played, after)]
-            if types[0] != types[1]:
-                raise TypeError(f"step returns a state of {types[1].state}, reset one of {types[0].state}")
+            result = jax.eval_shape(self._environment.step, jax.random.key(0), played.state, self.no_action)
+            before, after = (jax.tree_util.tree_leaves_with_path(state) for state in (played.state, result[1]))
+            for (path, old), (_, new) in zip(before, after, strict=True):
+                if old.shape != new.shape or not _can_be(new, old.dtype):
+                    name = f"state{jax.tree_util.keystr(path)}"
+                    kinds = f"{old.dtype}{list(old.shape)}, step as {new.dtype}{list(new.shape)}"
+                    raise TypeError(f"reset returns {name} as {kinds}; make them equal")
+            jax.eval_shape(self.advance, played, self.no_action)
 
     def begin(self, key: jax.Array) -> Played:
         """Returns the environment at the start of its first episode."""
@@ -166,6 +170,11 @@ class JaxEnvironment:
             frame = shown
         scale = -(-PICTURE_SIZE // max(frame.shape[:2]))
         return np.broadcast_to(frame, (*frame.shape[:2], 3)).repeat(scale, axis=0).repeat(scale, axis=1)
+
+
+def _can_be(value: Any, dtype: Any) -> bool:
+    """Returns whether a value of the user's, whose type Python may have chosen, is one of `dtype` without a loss."""
+    return value.dtype == dtype or (value.weak_type and jnp.promote_types(value.dtype, dtype) == dtype)
 
 
 @functools.lru_cache(maxsize=4)

@@ -77,6 +77,12 @@ class OtherState(Corridor):
         return observation, (place.x,), *rest
 
 
+class OtherType(Corridor):
+    def step(self, key: jax.Array, state: Any, action: jax.Array) -> tuple[Any, ...]:
+        observation, place, *rest = super().step(key, state, action)
+        return observation, place._replace(time=state.time + 0.5), *rest
+
+
 class FiveResults(Corridor):
     def step(self, key: jax.Array, state: Any, action: jax.Array) -> tuple[Any, ...]:
         return super().step(key, state, action)[:5]
