@@ -21,7 +21,8 @@ def make_rollout(
 ) -> Callable[[Params, Played, Array, jax.Array, int], tuple[Played, Played, Action]]:
     """Returns a compiled function of (params, played, exploration float32[E], key, step) that plays `num_steps` steps.
 
-    Returns what is played after them; what was acted on, [num_steps, E, ...]; and the actions, as `act` returns them.
+    Returns the environments after them; those on which the policy acted, without their states and keys, leaves
+    [num_steps, E, ...]; and the actions, as `act` returns them.
     `advance`: (one environment, an action of the agent) -> the environment after it. `key`, `step`: of the first
     action, see `Algorithm.act`; the following actions have the following steps.
     """

@@ -179,8 +179,11 @@ def _can_be(value: Any, dtype: Any) -> bool:
 
 @functools.lru_cache(maxsize=4)
 def describe(config: Config) -> Description:
-    """Describes the run's task. Raises UsageError if there is none, or no agent here learns it, BrokenEnvironment if it
-    raises an exception or its functions do not fit together."""
+    """Describes the run's task.
+
+    Raises UsageError if the task does not exist or no agent here can learn it, BrokenEnvironment if its code raises an
+    exception or its functions do not fit together.
+    """
     return JaxEnvironment(config, 1).description
 
 

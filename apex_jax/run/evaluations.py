@@ -63,6 +63,15 @@ def _games(record: dict[str, Any]) -> PlayedGames | None:
     returns, numbers = record.get("returns"), [record.get(name) for name in ("updates", "exploration")]
     if not isinstance(returns, list) or not returns or not all(map(is_number, [*returns, *numbers])):
         return None
-    info = {name: np.array(numbers, np.float64) for name, numbers in (record.get("info") or {}).items()}
+    found = record.get("info")
+    columns = found.items() if isinstance(found, dict) else ()
+    info = {name: np.array(column, np.float64) for name, column in columns if _is_column(column, len(returns))}
     games = record["time"], int(record["updates"]), record["exploration"], np.array(returns, np.float64), info
     return PlayedGames(*games)
+
+
+def _is_column(column: object, games: int) -> bool:
+    """Returns whether a value read from a file is a list of a number, or null, for each game."""
+    if not isinstance(column, list) or len(column) != games:
+        return False
+    return all(number is None or is_number(number) for number in column)

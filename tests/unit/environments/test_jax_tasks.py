@@ -1,4 +1,4 @@
-"""Environments written in JAX: what is read of them, what is refused, and how they step for the evaluator."""
+"""Environments written in JAX: how their spaces are read, which are refused, and how they step for the evaluator."""
 
 from __future__ import annotations
 

@@ -159,12 +159,13 @@ def test_evaluation_of_some_updates_is_found(
 
 def test_invalid_lines_of_evaluations_are_skipped(tmp_path: Path) -> None:
     foreign = [line(1, 7, []), line(1, 7, ["x"]), line(1, 7, [None]), {"time": 1}, line(1, 7, [1.0], exploration=None)]
-    write(tmp_path, *foreign, line(2, 7, [3.0]))
+    write(tmp_path, *foreign, line(2, 7, [3.0], info={"level": [None], "bad": ["x"], "short": [], "no": 3}))
     with open(tmp_path / EVALUATIONS, "a") as file:
         file.write('{"time": 5, "updates": 7, "returns": [9.0')
     found = best_evaluation(tmp_path, 7)
     assert found is not None
     assert (found.time, found.updates, found.exploration, found.returns.tolist()) == (2, 7, 0.1, [3.0])
+    assert list(found.info) == ["level"]
 
 
 @pytest.mark.parametrize(("value", "text"), [
