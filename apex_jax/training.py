@@ -113,7 +113,7 @@ def _view(config: Config, shown: bool) -> Iterator[Callable[[RunProgress], None]
             best = progress.best_evaluation
             returned = "" if best is None else f"; best {return_text(best.episode_return)}"
             total = None if progress.share is None else 1.0
-            text = f"{progress.updates:,} updates{returned}"
+            text = f"{progress.phase}; {progress.updates:,} updates{returned}"
             bar.update(task, total=total, completed=progress.share or 0.0, description=text)
 
         yield update

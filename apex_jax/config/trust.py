@@ -26,12 +26,13 @@ def code_settings(config: Config) -> dict[str, str]:
 def check_trusted(
     config: Config, directory: str | os.PathLike[str], given: Mapping[str, Any], groups: tuple[str, ...] = ("",)
 ) -> None:
-    """Raises UsageError if a setting of a run names code, and is not in `given`.
+    """Raises UsageError if settings of a run name code, and are not in `given`.
 
     `directory`: of the run, for the message; `given`: the user's settings by key; `groups`: prefixes of keys to check.
     """
-    for name, value in code_settings(config).items():
-        if name.startswith(groups) and given.get(name) != value:
-            setting = f"{name}={short_repr(value)}"
-            what = f"{short_repr(directory)} names {setting}, which would run code with that run's settings"
-            raise UsageError(f"{what}; if you trust both, add {setting}")
+    code = {name: value for name, value in code_settings(config).items() if name.startswith(groups)}
+    missing = [f"{name}={short_repr(value)}" for name, value in code.items() if given.get(name) != value]
+    if missing:
+        settings = " ".join(missing)
+        what = f"{short_repr(directory)} names {settings}, which would run code with that run's settings"
+        raise UsageError(f"{what}; if you trust the run and the code, add {settings} (in Python: code={missing})")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shlex
 import sys
 from pathlib import Path
 
@@ -24,5 +26,8 @@ def command() -> list[str]:
 
 
 def shell_command(python: str) -> str:
-    """Returns what to type to start this program with the interpreter `python`."""
-    return f"{python} main.py" if NAME == "python main.py" else NAME
+    """Returns what to type in the working directory to start this program with the interpreter `python`."""
+    if NAME != "python main.py":
+        return NAME
+    main = os.path.relpath(_PACKAGE.parent / "main.py")
+    return f"{python} {shlex.quote(os.path.abspath(main) if main.startswith(os.pardir) else main)}"

@@ -68,7 +68,7 @@ def source_file(text: str) -> Path | None:
 
 @contextlib.contextmanager
 def reported(setting: str, error_class: type[Exception], function: Any = None) -> Iterator[None]:
-    """Prints the traceback of an exception to the process's log, and raises `error_class` with one line.
+    """Prints the user's part of a traceback to the process's log, and raises `error_class` with one line.
 
     `function`: the user's function that is called; its file is named if no line of the user raised the exception.
     """
@@ -77,9 +77,18 @@ def reported(setting: str, error_class: type[Exception], function: Any = None) -
     except (RunError, UsageError):
         raise
     except Exception as error:
-        traceback.print_exc()
+        _print_traceback(error)
         what = f"{type(error).__name__}: {first_line(error)} ({_place(error, function)})"
         raise error_class(f"{setting}: {what}") from None
+
+
+def _print_traceback(error: Exception) -> None:
+    """Prints a traceback without the calls of libraries, of which JAX and Flax make dozens."""
+    report = traceback.TracebackException.from_exception(error)
+    report.stack = traceback.StackSummary.from_list(
+        [call for call in report.stack if not call.filename.startswith((*_folders(), "<"))]
+    )
+    print(*report.format(chain=False), sep="", end="", file=sys.stderr)
 
 
 def _place(error: Exception, function: Any) -> str:

@@ -43,12 +43,12 @@ class Diagnosis:
         self._ratio: float | None = None  # drawn per stored between the last two marks
 
     def warnings(
-        self, now: float, values: Mapping[str, float], learning: bool, silent_seconds: float
+        self, now: float, values: Mapping[str, float], learning: bool, silent_seconds: float, ends: bool = False
     ) -> tuple[str, ...]:
         """Returns the warnings at `now` (seconds).
 
         `values`: the newest value of each metrics tag; `silent_seconds`: time since the number of frames last grew, if
-        there are actors.
+        there are actors; `ends`: whether a limit of the run is reached, after which experience may stop.
         """
         if learning and "learner/updates" in values and "ledger/stored" in values:
             self._measure_ratio(
@@ -56,7 +56,7 @@ class Diagnosis:
             )
         symptoms = [
             *_divergence(self._config, values),
-            *_flow(self._config, values, learning, silent_seconds, self._ratio),
+            *([] if ends else _flow(self._config, values, learning, silent_seconds, self._ratio)),
             *_upkeep(self._config, values, learning),
             *_endless(self._config, values, learning),
             *_missing_info(self._config, values),
@@ -97,14 +97,14 @@ def _flow(
     if filled and not learning:  # actors wait for the learner, so missing frames need no warning
         what = "the replay has been full enough for a minute, but learning has not begun"
         slow = f"it compiles, or learner.batch_size (now {config.learner.batch_size}) is too large for this machine"
-        yield Symptom("start", f"{what}: {slow}; see learner.log in {config.directory}/logs", PATIENCE_SECONDS)
+        yield Symptom("start", f"{what}: {slow}; see {_logs(config, 'learner')}", PATIENCE_SECONDS)
     elif is_silent and learning and waits["actor"] > WAITING_SHARE and waits["learner"] < BUSY_SHARE:
         if not is_outrun:
             yield Symptom("busy", _busy(config, values, silent_seconds))
     elif is_silent:
         what = "no new experience comes" if learning else "the replay does not fill"
-        text = f"{what}: no frame for {silent_seconds:.0f} s; see actor-0.log and replay.log in {config.directory}/logs"
-        yield Symptom("silence", text)
+        see = _logs(config, "actor-0", "replay")
+        yield Symptom("silence", f"{what}: no frame for {silent_seconds:.0f} s; see {see}")
     if not learning or is_outrun:  # the warnings above already cover these cases
         return
     if waits["learner"] > WAITING_SHARE:
@@ -155,13 +155,19 @@ def _upkeep(config: Config, values: Mapping[str, float], learning: bool) -> Iter
     updates = values.get("charts/updates_per_second", 1.0) > 0  # without updates there are no newer weights
     if learning and updates and age > max(OLD_WEIGHTS_INTERVALS * interval, OLD_WEIGHTS_SECONDS):
         what = f"actors act with weights {age:,.0f} s old, though the learner sends new ones every {interval:g} s"
-        fix = f"see actor-0.log in {config.directory}/logs, and addresses.weights and learner.publish_interval_seconds"
+        fix = f"see {_logs(config, 'actor-0')}, and addresses.weights and learner.publish_interval_seconds"
         yield Symptom("weights", f"{what}: {fix}")
     expected = EXPECTED_DROPS | ({"replay/dropped_overflow"} if config.actor.overflow == "drop" else set())
     for tag, number in values.items():
         if tag.startswith("replay/dropped_") and number and tag not in expected:
             reason = tag.removeprefix("replay/dropped_").replace("_", " ")
             yield Symptom(tag, f"{number:,.0f} messages were refused ({reason}): see the logs of the roles")
+
+
+def _logs(config: Config, *roles: str) -> str:
+    """Returns where the messages of roles are: one process prints them where it was started."""
+    files = " and ".join(f"{role}.log" for role in roles)
+    return f"{files} in {config.directory}/logs" if config.processes == "many" else "the messages of this program"
 
 
 def _endless(config: Config, values: Mapping[str, float], learning: bool) -> Iterator[Symptom]:
@@ -186,13 +192,13 @@ def _durability(config: Config, values: Mapping[str, float]) -> Iterator[Symptom
             "learner/checkpoint_age_seconds",
             config.learner.checkpoint_interval_seconds,
             "no checkpoint has been saved",
-            f"make room in {config.directory}, see learner.log",
+            f"make room in {config.directory}, see {_logs(config, 'learner')}",
         ),
         (
             "storage/copy_age_seconds",
             config.storage.interval_seconds,
             "the run has not been copied",
-            "see learner.log and replay.log for what is wrong with storage.url",
+            f"see {_logs(config, 'learner', 'replay')} for what is wrong with storage.url",
         ),
     ):
         age = values.get(tag, 0.0)

@@ -126,6 +126,7 @@ def final_summary(progress: RunProgress, config: Config, can_render: bool, video
     elif reached and progress.updates:
         goes_on = "with a higher limit, or 0 for none, the run goes on"
         lines.append(f"Nothing new: an earlier start had reached {reached}; {goes_on}")
+    lines += [f"Warning:     {warning}" for warning in progress.warnings]
     videos = [
         name for name in ("video.mp4", "video.gif") if is_video_of_newest(Path(run_directory, name), run_directory)
     ]

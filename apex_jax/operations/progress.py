@@ -140,7 +140,7 @@ class ProgressReader:
             seconds_left=self._seconds_left(frames, updates),
             roles={name: role.state for name, role in self._roles.items()},
             memory_bytes=int(sum(role.memory_bytes for role in self._roles.values())),
-            warnings=self._warnings(frames),
+            warnings=self._warnings(frames, ends=bool(reached)),
             earlier_updates=self._past_updates,
             earlier_learning_rate=self._past_learning_rate,
             reached_limits=reached,
@@ -172,7 +172,7 @@ class ProgressReader:
         for tag in self._values.keys() & SUMS:
             self._values[tag] = sum(self._roles[name].newest.get(tag, 0.0) for name in self._servers)
 
-    def _warnings(self, frames: int) -> tuple[str, ...]:
+    def _warnings(self, frames: int, ends: bool) -> tuple[str, ...]:
         now = self._clock()
         has_actor = any(role.last for name, role in self._roles.items() if name.startswith("actor-"))
         if frames != self._frames_grew[1] or not has_actor:
@@ -183,7 +183,7 @@ class ProgressReader:
             values[tag] = max((role.last or {}).get(tag) or 0.0 for role in self._roles.values())
         ages = [(role.last or {}).get("actor/weights_age_seconds") or 0.0 for role in self._roles.values()]
         values["actor/weights_age_seconds"] = max(ages)
-        return self._diagnosis.warnings(now, values, self._learning, now - self._frames_grew[0])
+        return self._diagnosis.warnings(now, values, self._learning, now - self._frames_grew[0], ends)
 
     def _value(self, tag: str, default: float = 0.0) -> float:
         return self._values.get(tag, default)

@@ -120,6 +120,7 @@ class Evaluator:
         self.beat = beat
         self.steps_per_second = 0.0  # over all games of the current or last evaluation
         self.seconds = 0.0  # of that evaluation
+        self.unfinished_games = 0  # of the current evaluation
         self._info = np.zeros((config.evaluator.episodes, len(config.metrics.info)))  # of its games
         self._config, self._settings = config, config.evaluator
         self._algorithm = algorithm
@@ -158,11 +159,13 @@ class Evaluator:
             has_ended = ~np.isnan(returns[playing])
             self.environment.leave_out(playing[has_ended])
             playing = playing[~has_ended]
+            self.unfinished_games = playing.size
             if not playing.size or cancelled():
                 break
             if film is not None and playing[0] == 0:
                 film(self.environment.render())
             self.environment.send(self._actions(params, playing, key, call), playing)
+        self.unfinished_games = 0
         self.environment.reset()  # for the next evaluation
         return None if playing.size else returns
 

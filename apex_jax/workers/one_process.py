@@ -56,7 +56,7 @@ class OneProcess:
     learner: Learner
     weights: InProcessWeights
     evaluator: Evaluator
-    look: Callable[[], None]  # shows the progress
+    look: Callable[[str], None]  # shows the progress, in the given phase
     on_evaluation: Callable[[PlayedGames], bool | None]  # returns whether to end the run
     is_ended: bool = False  # by `on_evaluation`
     next_look: float = 0.0
@@ -129,7 +129,14 @@ class OneProcess:
         self.role.stop.beat()
         if time.monotonic() >= self.next_look:
             self.next_look = time.monotonic() + LOOK_SECONDS
-            self.look()
+            self.look(self._phase())
+
+    def _phase(self) -> str:
+        """Returns the phase if it is an evaluation, otherwise an empty string."""
+        if not (playing := self.evaluator.unfinished_games):
+            return ""
+        games, steps = self.role.config.evaluator.episodes, self.evaluator.steps_per_second
+        return f"evaluating ({playing} of {games} games not ended, {steps:,.0f} steps per second)"
 
     def _write_when_due(self, metrics: ReplayMetrics) -> None:
         now = time.monotonic()
@@ -154,7 +161,7 @@ def _updates_between_evaluations(config: Config) -> int:
 def open_parts(
     role: RoleContext,
     spec: SegmentSpec,
-    look: Callable[[], None],
+    look: Callable[[str], None],
     on_evaluation: Callable[[PlayedGames], bool | None],
 ) -> Iterator[OneProcess]:
     """Restores replay and learner, if the run was started before, and closes them on leaving."""
@@ -213,8 +220,9 @@ def train(
         on_page(page.address)
         reader = ProgressReader(config.directory, config)
 
-        def look() -> None:
+        def look(phase: str = "") -> None:
             progress = reader.read()
+            progress = replace(progress, phase=phase or progress.phase)
             view(progress)
             page.update(progress)
 

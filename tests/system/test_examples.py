@@ -163,7 +163,7 @@ def test_own_algorithm_or_network_trains_in_every_role_and_is_evaluated_and_load
     play = ("--role", "evaluator", "checkpoint=run", "episodes=1")
     refused = run(tmp_path, *play, seconds=100, script=MAIN)
     assert (refused.returncode, refused.stdout) == (2, ""), "what the run names is not imported"
-    assert refused.stderr.endswith(f"if you trust both, add {setting}\n")
+    assert f"if you trust the run and the code, add {setting} (in Python: " in refused.stderr
     played = run(tmp_path, *play, setting, seconds=100, script=MAIN)
     assert played.stdout.startswith("CartPole-v1: mean return "), played.stderr
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -82,10 +83,11 @@ print(json.dumps([p.NAME, str(p.CHECKOUT), str(p.CONFIGS), p.command(), p.shell_
 """
 
 
-def names_of(folder: Path, argv0: str) -> list[object]:
+def names_of(folder: Path, argv0: str, working_directory: Path | None = None) -> list[object]:
     """Returns the names and places of a program with this argv[0] whose package lies in `folder`."""
     command = [sys.executable, "-c", NAMES.format(argv0=argv0)]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=60, check=True)
+    environment, cwd = os.environ | {"PYTHONPATH": str(folder)}, working_directory or folder
+    done = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=60, check=True)
     return list(json.loads(done.stdout))
 
 
@@ -95,6 +97,10 @@ def names_of(folder: Path, argv0: str) -> list[object]:
 def test_program_of_a_checkout_is_main_py_or_the_command_that_was_typed(argv0: str, name: str, typed: str) -> None:
     command = [sys.executable, str(ROOT / "main.py")]
     assert names_of(ROOT, argv0) == [name, str(ROOT), str(ROOT / "configs"), command, typed]
+
+
+def test_command_to_type_outside_the_checkout_has_the_path_of_main_py(tmp_path: Path) -> None:
+    assert names_of(ROOT, "main.py", tmp_path)[-1] == f"py {ROOT}/main.py"
 
 
 @pytest.mark.parametrize("argv0", ["apex-jax", "-m"])

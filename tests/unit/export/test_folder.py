@@ -132,7 +132,7 @@ def test_a_network_of_ones_own_is_exported_once_its_code_is_trusted(tmp_path: Pa
     folder, network = tmp_path / "folder", "examples.residual_network:ResidualNetwork"
     folder.mkdir()
     save_run("CartPole-v1", tmp_path / "run", (1,), f"network.name={network}", "network.layer_norm=true")
-    with pytest.raises(UsageError, match=f"names network.name={network}, .*; if you trust both, add"):
+    with pytest.raises(UsageError, match=f"names network.name={network}, .*; if you trust the run and the code, add"):
         write_files(folder, tmp_path / "run")
     [results] = write_files(folder, tmp_path / "run", code={"network.name": network})
     assert results.startswith("results.json ")

@@ -155,11 +155,12 @@ def summary_of(run: Path, *folders: str, screen: bool = True, video_needs: str =
 
 def test_summary_lists_results_and_commands_to_look_at_them(tmp_path: Path) -> None:
     run = tmp_path / "my runs"
-    text = summary_of(run, CHECKPOINT, "tensorboard", "metrics")
+    text = summary_of(run, CHECKPOINT, "tensorboard", "metrics", warnings=("no game had the number is_sucess",))
     for part in (
         "1:02:03: 12,345,678 frames and 98,765 updates",
         "7.25 (79% of human) after 98,000 updates, best 9.5 (86% of human) after 5,000 updates\n",
         f"'{run}' (checkpoints, metrics)",
+        "Warning:     no game had the number is_sucess\n",
         f"-m tensorboard.main --logdir '{run}/tensorboard'",
         f"python main.py --role evaluator checkpoint='{run}' episodes=100",
         f"checkpoint='{run}' episodes=1 video='{run}/game'",

@@ -93,6 +93,16 @@ def test_equal_seeds_make_equal_evaluations_and_each_evaluation_has_new_games(pl
     assert any(returns != rounds[0] for returns in rounds)
 
 
+def test_games_that_have_not_ended_are_counted_during_an_evaluation(player: Player) -> None:
+    counts: list[int] = []
+    evaluator = Evaluator(player.config, player.spec, player.dqn)
+    evaluator.beat = lambda: counts.append(evaluator.unfinished_games)
+    evaluator.evaluate(player.params, lambda: False)
+    assert counts[1] == GAMES
+    assert counts[1:] == sorted(counts[1:], reverse=True)
+    assert evaluator.unfinished_games == 0
+
+
 def test_no_game_is_stepped_beyond_its_end(player: Player, monkeypatch: pytest.MonkeyPatch) -> None:
     sent: list[int] = []
     send = VectorEnvironment.send
