@@ -31,6 +31,7 @@ from apex_jax.run import params_file
 from apex_jax.run.best import is_best, read_best
 from apex_jax.run.checkpoint import Checkpointer, CheckpointError, Progress
 from apex_jax.run.environment_spec import of_record, read_environment_spec
+from apex_jax.run.provenance import find_code
 from apex_jax.transport.params_codec import architecture_of, decode_weights
 from apex_jax.types import EnvironmentSpec, ImageSpec, Part
 
@@ -74,6 +75,7 @@ def load_agent(run: str | os.PathLike[str], updates: int | None, code: Mapping[s
     environment_spec = read_environment_spec(directory)
     config = resolved(load_run(directory, RESULT_KEYS), environment_spec.spec)
     check_trusted(config, run, code, ("algorithm.", "network."))
+    find_code(config, directory)
     algorithm = make_algorithm(config, environment_spec.spec)
     restored = restore_params(config, directory, algorithm, step if updates is None else updates)
     if restored is None:
@@ -89,14 +91,23 @@ def _exported_policy(path: Path, updates: int | None, exploration: float, code: 
             config_of(json.loads(metadata["config"])),
             of_record(json.loads(metadata["interface"])),
         )
-        made = int(metadata["updates"])
     check_trusted(config, path.parent, code, ("algorithm.", "network."))
     with _read_as_exported(path):
         algorithm = make_algorithm(config, environment_spec.spec)
-        like = algorithm.acting_params(_shapes_of(algorithm, path))
+    params, progress = _exported_params(config, path, algorithm, updates)
+    return Policy(algorithm, params, environment_spec, progress.updates, exploration)
+
+
+def _exported_params(config: Config, path: Path, algorithm: Algorithm, updates: int | None) -> tuple[Params, Progress]:
+    """Returns what `restore_params` does, of the file of an exported policy. Raises RunError."""
+    with _read_as_exported(path):
+        state, metadata = _shapes_of(algorithm, path), params_file.read_metadata(path)
+        like, made = algorithm.acting_params(state), int(metadata["updates"])
+        steps = int(metadata.get("environment_steps", 0))
     if updates not in (None, made):
         raise RunError(f"{path} has the parameters of {made} updates, not of {updates}; leave `updates` out")
-    return Policy(algorithm, jax.device_put(params_file.load_params(path, like)), environment_spec, made, exploration)
+    progress = Progress(made, steps, 0.0, 0, config.checkpoint_compatibility_key, architecture_of(like))
+    return jax.device_put(params_file.load_params(path, like)), progress
 
 
 @contextlib.contextmanager
@@ -114,8 +125,10 @@ def restore_params(
     """Returns the params of a run's newest checkpoint, or of that after `updates`, on the device; None if it has none.
 
     `config`: as `agent.registry.resolved` returns it; `run`: may also be the folder of the best evaluation, see
-    `apex_jax.run.best`. Raises CheckpointError, see `Checkpointer.restore_newest`.
+    `apex_jax.run.best`, or of an exported policy. Raises RunError, see `Checkpointer.restore_newest`.
     """
+    if (exported := Path(run, params_file.FILE_NAME)).is_file():
+        return _exported_params(config, exported, algorithm, updates)
     state = _shapes_of(algorithm, run)
     architecture = architecture_of(algorithm.acting_params(state))
     if is_best(run):

@@ -1,8 +1,8 @@
 """MinAtar's Breakout played by the actor's loop, policy included: written in JAX against the same game in Gymnasium.
 
-Both play the network of configs/minatar.yaml with the same number of environments, in this process, without links:
-gymnax many steps a call (`workers.rollout`), the package minatar in the pool of Gymnasium's environments, each in a
-process of its own and all in this one. The two are measured in turns.
+Both play the network of configs/minatar.yaml in this process, without links: gymnax many steps a call
+(`workers.rollout`), the package minatar in the pool of Gymnasium's environments: the same number of environments, all
+in this process, and `--processes` of them, each in a process of its own. They are measured in turns.
 """
 
 from __future__ import annotations
@@ -25,9 +25,18 @@ from apex_jax.host.program import CONFIGS
 from apex_jax.workers.rollout import Rollouts
 from benchmarks.report import finish, peer, say, target
 
-OTHERS = {
-    "Gymnasium, a process each": ("environment.task=gymnasium:minatar.gym:BaseEnv", "environment.own_processes=true"),
-    "Gymnasium, in this process": ("environment.task=gymnasium:minatar.gym:BaseEnv", "environment.own_processes=false"),
+GAMES = {
+    "gymnax": ("environment.task=gymnax:Breakout-MinAtar",),
+    "Gymnasium, in this process": (
+        "environment.task=gymnasium:minatar.gym:BaseEnv",
+        "environment.settings={game: breakout}",
+        "environment.own_processes=false",
+    ),
+    "Gymnasium, a process each": (
+        "environment.task=gymnasium:minatar.gym:BaseEnv",
+        "environment.settings={game: breakout}",
+        "environment.own_processes=true",
+    ),
 }
 
 
@@ -35,21 +44,21 @@ def main() -> None:
     """Measures each in turn; the target is of the faster of the two of Gymnasium."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--environments", type=int, default=64)
+    parser.add_argument("--processes", type=int, default=8, help="of Gymnasium's environments; each imports minatar")
     parser.add_argument("--seconds", type=float, default=8.0, help="of each measurement")
     parser.add_argument("--rounds", type=int, default=3)
     arguments = parser.parse_args()
     peer("minatar"), peer("gymnax")
-    settings = {"gymnax": (), **OTHERS}
-    rates: dict[str, list[float]] = {name: [] for name in settings}
-    for _, name in itertools.product(range(arguments.rounds), settings):
-        game = () if name == "gymnax" else ("environment.settings={game: breakout}",)
-        count = f"actor.environments={arguments.environments}"
-        config = load(CONFIGS / "minatar.yaml", [*settings[name], *game, count])
+    rates: dict[str, list[float]] = {name: [] for name in GAMES}
+    for _, name in itertools.product(range(arguments.rounds), GAMES):
+        size = arguments.processes if "own_processes=true" in GAMES[name][-1] else arguments.environments
+        config = load(CONFIGS / "minatar.yaml", [*GAMES[name], f"actor.environments={size}"])
         rates[name].append(steps_per_second(config, arguments.seconds))
         say(f"{name}: {rates[name][-1]:,.0f} steps/s")
     figures = {name: float(np.median(each)) for name, each in rates.items()}
-    ratio = figures["gymnax"] / max(figures[name] for name in OTHERS)
-    finish("jax_environments", figures, {"times the faster of Gymnasium": target(ratio, at_least=20.0)})
+    of_gymnasium = max(rate for name, rate in figures.items() if name != "gymnax")
+    ratio = target(figures["gymnax"] / of_gymnasium, at_least=20.0)
+    finish("jax_environments", figures, {"times the faster of Gymnasium": ratio})
 
 
 def steps_per_second(config: Config, seconds: float) -> float:

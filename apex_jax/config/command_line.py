@@ -8,7 +8,6 @@ import os
 import re
 import textwrap
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from apex_jax import __version__
@@ -20,6 +19,7 @@ from apex_jax.config.load import (
     closest,
     config_file,
     config_names,
+    config_path,
     heading,
     is_file,
     load_run_to_play,
@@ -127,12 +127,13 @@ def _parse_overrides_once(texts: Sequence[str], group: str) -> dict[str, Any]:
 
 
 def _run_of(checkpoint: str) -> str:
-    """Returns the directory of the run whose checkpoint is given."""
+    """Returns the directory of the run or of the exported policy whose checkpoint is given."""
     directory = run_of_checkpoint(checkpoint)[0]
-    if not is_file(Path(directory, CONFIG_NAME)):
+    if not is_file(config_path(directory)):
         what = f"holds no {CONFIG_NAME}" if os.path.isdir(checkpoint) else "no such directory"
         raise UsageError(
-            f"evaluator.checkpoint={short_repr(checkpoint)}: {what}; give the directory of a run, as runs/Pong-v5-1"
+            f"evaluator.checkpoint={short_repr(checkpoint)}: {what}; give the directory of a run, as runs/Pong-v5-1,"
+            " or of an exported policy"
         )
     return directory
 

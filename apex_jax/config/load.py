@@ -29,6 +29,7 @@ from apex_jax.host.program import CONFIGS
 
 DEFAULT_CONFIG = CONFIGS / "atari_cpu.yaml"
 CONFIG_NAME = "config.yaml"  # of a run directory
+EXPORTED_CONFIG_NAME = "config.json"  # of the folder of an exported policy
 RESULT_KEYS = (
     *("seed", "environment.", "algorithm.", "network.", "actor.", "replay.", "learner."),
     *("evaluator.epsilon", "evaluator.max_episode_frames"),
@@ -163,8 +164,14 @@ def load_run_to_play(directory: str, given: Mapping[str, Any]) -> Config:
     return config
 
 
+def config_path(directory: str | os.PathLike[str]) -> Path:
+    """Returns the path of the configuration of a run, or of an exported policy if the directory holds one."""
+    path, exported = Path(directory, CONFIG_NAME), Path(directory, EXPORTED_CONFIG_NAME)
+    return exported if exported.exists() and not path.exists() else path
+
+
 def _values_of_run(directory: str | os.PathLike[str], keys: tuple[str, ...]) -> dict[str, Any]:
-    values = _read(Path(directory, CONFIG_NAME), of_run=True)
+    values = _read(config_path(directory), of_run=True)
     return {name: value for name, value in values.items() if name.startswith(keys)}
 
 

@@ -16,7 +16,7 @@ import numpy as np
 from apex_jax import __version__
 from apex_jax.agent.policy_function import any_batch, for_any_batch, observation_shape, policy_function
 from apex_jax.config import Config
-from apex_jax.config.load import RESULT_KEYS, SETTINGS
+from apex_jax.config.load import EXPORTED_CONFIG_NAME, RESULT_KEYS, SETTINGS
 from apex_jax.config.trust import code_settings
 from apex_jax.export import check, programs
 from apex_jax.export.model_card import model_card, task_name
@@ -30,7 +30,7 @@ from apex_jax.run.evaluations import best_evaluation
 from apex_jax.run.params_file import FILE_NAME, load_params, save_params
 from apex_jax.run.provenance import playing_arguments, value_of
 
-CONFIG, RESULTS, CARD, VIDEO = "config.json", "results.json", "README.md", "replay.mp4"
+RESULTS, CARD, VIDEO = "results.json", "README.md", "replay.mp4"
 EXPORTED_KEYS = (*RESULT_KEYS, "total_")  # no paths, addresses or keys of the machine
 
 
@@ -52,7 +52,7 @@ def write_files(
         if value != (trained := value_of(agent.config, name)):
             raise UsageError(f"{name}={short_repr(value)}: {short_repr(run)} was trained with {short_repr(trained)}")
     config = exported_config(agent.config)
-    (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n")
+    (folder / EXPORTED_CONFIG_NAME).write_text(json.dumps(config, indent=2) + "\n")
     directory = run_directory_of(run)
     results, notes = results_of(directory, agent), []
     if results is not None:
@@ -126,6 +126,7 @@ def _write_params(folder: Path, agent: Agent, config: dict[str, Any]) -> None:
         "agent": agent.config.algorithm.name,
         "task": agent.config.environment.task,
         "updates": str(agent.progress.updates),
+        "environment_steps": str(agent.progress.environment_steps),
         "interface": json.dumps(as_record(agent.environment_spec)),
         "config": json.dumps(config),
     }

@@ -21,13 +21,14 @@ from pathlib import Path
 from typing import Any
 
 from apex_jax.config import AddressConfig, Config, server_name
-from apex_jax.config.load import CONFIG_NAME, RESULT_KEYS, SETTINGS, load_run, to_yaml
+from apex_jax.config.load import CONFIG_NAME, RESULT_KEYS, SETTINGS, config_path, load_run, to_yaml
 from apex_jax.config.trust import code_settings
 from apex_jax.host.disk import open_regular, read_regular, write_durably
 from apex_jax.host.errors import UsageError, printable, short_repr
 from apex_jax.host.machine import usable_cores
 from apex_jax.host.program import CHECKOUT, NAME
 from apex_jax.host.user_code import source_file
+from apex_jax.run import params_file
 from apex_jax.run.compatibility import describe_differences, differences
 from apex_jax.run.metric_files import append_line, is_number, json_lines
 
@@ -48,7 +49,8 @@ def check_resumable(config: Config, run_directory: str = "", fix: str = "") -> N
     empty = that of `config`; `fix`: end of the message, which advises the user; empty = the usual advice.
     """
     directory = run_directory or config.directory
-    has_checkpoint = _has(directory, "checkpoints", "[!.]*") or _has(directory, ".", "params-*")  # of run/best.py
+    saved = ("checkpoints", "[!.]*"), (".", "params-*"), (".", params_file.FILE_NAME)  # of a run, its best, an export
+    has_checkpoint = any(_has(directory, *each) for each in saved)
     if not has_checkpoint and not _has(directory, server_name(config.replay.index), "segments-*"):
         return
     if (before := _written(directory)) is None:
@@ -118,7 +120,7 @@ def _written(directory: str) -> Config | None:
     Raises OSError if the path is no regular file, such as a FIFO, which would block when it is opened.
     """
     try:
-        os.close(open_regular(Path(directory, CONFIG_NAME), os.O_RDONLY))
+        os.close(open_regular(config_path(directory), os.O_RDONLY))
         return load_run(directory)
     except (UsageError, FileNotFoundError, NotADirectoryError, PermissionError):
         return None
@@ -142,6 +144,17 @@ def code_digests(config: Config) -> dict[str, str]:
         for name, value in code_settings(config).items()
     }
     return {setting: hashlib.sha256(file.read_bytes()).hexdigest() for setting, file in files.items() if file}
+
+
+def find_code(config: Config, run_directory: str | os.PathLike[str]) -> None:
+    """Lets Python find the modules that a run names in the directory where it was started, if nowhere else.
+
+    Call it once the user has given these settings, see `apex_jax.config.trust`: the run chooses that directory.
+    """
+    starts = read_starts(run_directory) if code_settings(config) else []
+    folder = starts[-1].get("working_directory") if starts else None
+    if isinstance(folder, str):
+        sys.path.extend(each for each in (os.getcwd(), folder) if each not in sys.path)
 
 
 def _changed_code(config: Config) -> list[str]:
@@ -252,6 +265,7 @@ def _this_start(config: Config) -> dict[str, Any]:
         "processor": _processor(),
         "cores": usable_cores(),
         "code": code_digests(config),
+        "working_directory": os.getcwd(),  # where the user's modules are
     }
 
 

@@ -36,7 +36,8 @@ def evaluate_checkpoint(config: Config, spec: SegmentSpec, stop: StopSignal) -> 
             return
         evaluation = evaluator.evaluation(returns, weights)
         print(evaluation.describe())
-        evaluation.store(run_directory, algorithm.evaluation_exploration)
+        if Path(run_directory, CONFIG_NAME).is_file():  # an exported policy stays as it was published
+            evaluation.store(run_directory, algorithm.evaluation_exploration)
         if video:
             complete_film(film, config, algorithm, weights.params, float(returns[0]), stop)
 

@@ -22,8 +22,8 @@ from apex_jax.links.weights_client import Weights, WeightsClient
 from apex_jax.operations.run_page import write_report
 from apex_jax.plotting.video import video_of_run
 from apex_jax.process import SUPERVISED, StopSignal
-from apex_jax.run.best import BestEvaluation, keep_if_best
-from apex_jax.run.provenance import check_resumable
+from apex_jax.run.best import BestEvaluation, keep_if_best, run_directory_of
+from apex_jax.run.provenance import check_resumable, find_code
 from apex_jax.transport.params_codec import architecture_of, encode_weights
 from apex_jax.types import SegmentSpec
 from apex_jax.workers.checkpoint_evaluation import evaluate_checkpoint, saved_weights
@@ -152,9 +152,11 @@ def is_cancelled(stop: StopSignal, client: WeightsClient, weights: Weights) -> b
 
 def run(config: Config, name: str, stop: StopSignal) -> int:
     """Runs the role and returns the process's exit code."""
+    run_directory, _ = run_of_checkpoint(config.evaluator.checkpoint)
+    if config.evaluator.checkpoint:
+        find_code(config, run_directory_of(run_directory))
     spec = checked_spec(config)
     check_video(config)  # fails before the games are played
-    run_directory, _ = run_of_checkpoint(config.evaluator.checkpoint)
     if config.evaluator.video:
         video = video_of_run(config.evaluator.video, run_directory or config.directory)
         config = config.replace(evaluator=replace(config.evaluator, video=video))

@@ -80,11 +80,12 @@ def test_script_names_the_configurations_that_it_has(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_a_trained_agent_plays_in_gymnasium(tmp_path: Path) -> None:
-    save_run("Pendulum-v1", tmp_path / "run")
+@pytest.mark.parametrize("task", ["Pendulum-v1", "WalkerWalk-v1"])
+def test_a_trained_agent_plays_in_gymnasium_or_envpool(task: str, tmp_path: Path) -> None:
+    save_run(task, tmp_path / "run")
     done = run(tmp_path, "run", "--episodes", "2", seconds=100, script=SCRIPT.with_name("play.py"))
     assert done.returncode == 0, done.stderr
-    found = re.fullmatch(r"mean return (-[\d.]+) of 2 episodes: (-[\d.]+) (-[\d.]+)\n", done.stdout)
+    found = re.fullmatch(r"mean return (-?[\d.]+) of 2 episodes: (-?[\d.]+) (-?[\d.]+)\n", done.stdout)
     assert found, done.stdout
     assert float(found[1]) == pytest.approx((float(found[2]) + float(found[3])) / 2, abs=0.1)
 
@@ -164,8 +165,13 @@ def test_own_algorithm_or_network_trains_in_every_role_and_is_evaluated_and_load
     refused = run(tmp_path, *play, seconds=100, script=MAIN)
     assert (refused.returncode, refused.stdout) == (2, ""), "what the run names is not imported"
     assert f"if you trust the run and the code, add {setting} (in Python: " in refused.stderr
-    played = run(tmp_path, *play, setting, seconds=100, script=MAIN)
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    arguments = ("--role", "evaluator", "checkpoint=../run", "episodes=1", setting)
+    played = run(elsewhere, *arguments, seconds=100, script=MAIN)
     assert played.stdout.startswith("CartPole-v1: mean return "), played.stderr
+    exported = run(elsewhere, "export", "../run", "exported", setting, seconds=100, script=MAIN)
+    assert exported.returncode == 0, exported.stderr
 
     with pytest.raises(UsageError, match=re.escape(setting)):
         load_policy(tmp_path / "run")

@@ -14,7 +14,8 @@ import pytest
 from apex_jax.agent.registry import make_algorithm
 from apex_jax.config.command_line import parse
 from apex_jax.environments.environment import segment_spec
-from apex_jax.host.errors import RunError
+from apex_jax.export.folder import write_files
+from apex_jax.host.errors import RunError, UsageError
 from apex_jax.links.weights_client import Weights, WeightsClient
 from apex_jax.policy import load_policy
 from apex_jax.process import StopSignal
@@ -51,6 +52,25 @@ def test_a_checkpoint_is_played_by_its_path_and_the_best_evaluation_by_its_folde
     assert (line["lowest"], line["highest"]) == (min(returns), max(returns))
     assert (line["mean"], line["standard_deviation"]) == (np.mean(returns), np.std(returns))
     assert 0 < line["seconds"] < 100
+
+
+def test_an_exported_policy_is_evaluated_from_its_folder_which_stays_as_it_was(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    exported = tmp_path / "exported"
+    exported.mkdir()
+    save_run("CartPole-v1", tmp_path / "run")
+    write_files(exported, tmp_path / "run")
+    files = {path: path.read_bytes() for path in exported.iterdir()}
+    for path in (tmp_path / "run", exported):
+        config = parse(["--role", "evaluator", f"checkpoint={path}", "episodes=2"]).config
+        assert evaluator.run(config, "evaluator", StopSignal()) == 0
+    of_run, of_export = capsys.readouterr().out.splitlines()
+    assert of_export == of_run
+    assert {path: path.read_bytes() for path in exported.iterdir()} == files
+    other = parse(["--role", "evaluator", f"checkpoint={exported}", "network.hidden_units=17"]).config
+    with pytest.raises(UsageError, match=r"network\.hidden_units: was \d+, now 17"):
+        evaluator.run(other, "evaluator", StopSignal())
 
 
 def test_the_params_of_the_best_evaluation_are_kept_while_the_learner_is_followed(
