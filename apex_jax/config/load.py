@@ -167,7 +167,7 @@ def load_run_to_play(directory: str, given: Mapping[str, Any]) -> Config:
 def config_path(directory: str | os.PathLike[str]) -> Path:
     """Returns the path of the configuration of a run, or of an exported policy if the directory holds one."""
     path, exported = Path(directory, CONFIG_NAME), Path(directory, EXPORTED_CONFIG_NAME)
-    return exported if exported.exists() and not path.exists() else path
+    return exported if is_file(exported) and not is_file(path) else path
 
 
 def _values_of_run(directory: str | os.PathLike[str], keys: tuple[str, ...]) -> dict[str, Any]:
