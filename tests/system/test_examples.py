@@ -91,6 +91,13 @@ def test_a_trained_agent_plays_in_gymnasium_or_envpool(task: str, tmp_path: Path
 
 
 @pytest.mark.long
+def test_agent_of_this_repository_walks(tmp_path: Path) -> None:
+    agent = ROOT / "results" / "walker" / "policy"
+    done = run(tmp_path, str(agent), "--episodes", "1", seconds=100, script=SCRIPT.with_name("play.py"))
+    assert float(done.stdout.split()[2]) > 800, done.stderr
+
+
+@pytest.mark.long
 def test_replay_alone_goes_on_after_a_crash_with_every_item(tmp_path: Path) -> None:
     addresses = [each for each in free_tcp_addresses() if "weights" not in each]
     done = run(tmp_path, *addresses, seconds=200, script=SCRIPT.with_name("replay_only.py"))
