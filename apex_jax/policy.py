@@ -192,21 +192,26 @@ class Policy:
         """Discards the frames seen so far: the next one starts an episode."""
         self._stack = None
 
-    def __call__(self, observation: Observation) -> Any:
+    def __call__(self, observation: Observation, mask: Any = None) -> Any:
         """Returns the action for an observation, or an array of the actions for a batch.
 
-        Discrete: int, or int32[N]. Continuous: [A] or [N, A] of the environment's dtype, within its bounds.
+        Discrete: int, or int32[N]. Continuous: [A] or [N, A] of the environment's dtype, within its bounds. `mask`: see
+        `act`.
         """
-        return self.act(observation)[0]
+        return self.act(observation, mask)[0]
 
-    def act(self, observation: Observation) -> tuple[Any, Any]:
+    def act(self, observation: Observation, mask: Any = None) -> tuple[Any, Any]:
         """Returns the action and its value, or for a batch the actions and their values, float32[N].
 
+        `mask`: of the valid actions, [A] or [N, A], 1 for each of those chosen from; `info["action_mask"]` of an
+        environment that has masks there. One that is part of the observation need not be given again.
         The value estimates the discounted return from here, q(s, a), of the rewards that the agent was trained on
         (Atari: clipped ones, of one life). Raises ValueError if the observation has another
-        shape, dtype or range than those that the agent was trained on.
+        shape, dtype or range than those that the agent was trained on, or if no action is valid.
         """
-        stacks, is_batch = self._stacks(observation)
+        if mask is not None and not self.environment_spec.spec.action.is_masked:
+            raise ValueError("a mask, but the agent was trained without masks; leave it out, or train the agent again")
+        stacks, is_batch = self._stacks(observation, mask)
         exploration = np.full(len(stacks), self._exploration, np.float32)
         output = self._act(self._params, stacks, exploration, self._key, self._calls)
         self._calls += 1
@@ -215,7 +220,7 @@ class Policy:
             return actions, values
         return (int(actions[0]) if actions.ndim == 1 else actions[0]), float(values[0])
 
-    def _stacks(self, observation: Observation) -> tuple[np.ndarray, bool]:
+    def _stacks(self, observation: Observation, mask: Any) -> tuple[np.ndarray, bool]:
         """Returns observations [N, F, *O], and whether they were given as a batch."""
         spec = self.environment_spec.spec
         stack = (spec.frame_stack, *spec.frame_shape)
@@ -223,7 +228,7 @@ class Policy:
         if self.environment_spec.image is not None:
             frames = self._frames(self.environment_spec.image, np.asarray(observation))
         else:
-            frames = self._vectors(observation) if self.environment_spec.parts else np.asarray(observation)
+            frames = self._vectors(observation, mask) if self.environment_spec.parts else np.asarray(observation)
         if frames.dtype.kind not in "biuf" or (spec.frame_dtype == "uint8" and frames.dtype != np.uint8):
             raise ValueError(self._mismatch(f"an observation of {frames.dtype}"))
         frames = frames.astype(spec.frame_dtype, copy=False)
@@ -235,6 +240,8 @@ class Policy:
         is_batch = frames.ndim == len(item) + 1
         if frames.shape[int(is_batch) :] != item:
             raise ValueError(self._mismatch(f"an observation of shape {frames.shape}"))
+        if spec.action.is_masked and not frames[..., -spec.action.num_actions :].any(axis=-1).all():
+            raise ValueError(f"a mask without a valid action: one of its {spec.action.num_actions} elements must be 1")
         return frames.reshape(-1, *stack), is_batch
 
     def _frames(self, image: ImageSpec, images: np.ndarray) -> np.ndarray:
@@ -252,13 +259,15 @@ class Policy:
             self._stack = np.concatenate([self._stack[1:], frame[None]])
         return self._stack
 
-    def _vectors(self, observation: Observation) -> np.ndarray:
+    def _vectors(self, observation: Observation, mask: Any) -> np.ndarray:
         """Returns the parts of one observation as one vector [D], or those of a batch as [N, D]."""
         parts = self.environment_spec.parts
         assert parts is not None
-        if _is_flat(observation, parts, self.environment_spec.spec.frame_shape[0]):
+        if mask is None and _is_flat(observation, parts, self.environment_spec.spec.frame_shape[0]):
             return np.asarray(observation)
         found = [_value_at(observation, part.path) for part in parts]
+        if self.environment_spec.spec.action.is_masked and (mask is not None or found[-1] is not None):
+            found[-1] = np.asarray(found[-1] if mask is None else mask) != 0
         if missing := [part.name for part, value in zip(parts, found, strict=True) if value is None]:
             raise ValueError(self._mismatch(f"an observation without {', '.join(missing)}"))
         arrays = [np.asarray(value) for value in found]

@@ -76,6 +76,9 @@ PeerId = Annotated[int, Integer()]
 """Random number drawn by a process at its start; a restarted process has another one."""
 
 
+ACTION_MASK = "action_mask"  # key of an observation, or of `info`, and then the last part of a vector
+
+
 # Records
 
 
@@ -86,6 +89,7 @@ class ActionSpec(NamedTuple):
     dtype: str  # "int32" if discrete, "float32" if continuous
     low: float
     high: float
+    is_masked: bool = False  # the last `num_actions` elements of a frame are 1 for valid actions, 0 for the others
 
     @classmethod
     def discrete(cls, num_actions: int) -> ActionSpec:

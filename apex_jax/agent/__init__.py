@@ -16,6 +16,7 @@ training         parts common to all updates: optimizer, target copies, several 
 moments          running mean and variance of observations
 policy_function  a trained policy as one function of observations, for export
 rollout          many steps of JAX environments and the policy in one call
+action_masks     masks of invalid actions in observations
 exploration      the ladders of epsilon and of noise
 segments         steps of environments -> segments with n-step transitions
 frame_store      segments on the learner's device -> batches by index

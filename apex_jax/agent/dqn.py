@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import optax
 
 from apex_jax.agent import losses
+from apex_jax.agent.action_masks import masked, random_actions, split_mask
 from apex_jax.agent.algorithm import Action, Algorithm, Params, UpdateOutput
 from apex_jax.agent.devices import jit_update, mean_over_devices
 from apex_jax.agent.estimator import Estimator, make_estimator
@@ -22,6 +23,7 @@ from apex_jax.agent.frame_store import FrameStore, Transitions, gather
 from apex_jax.agent.networks import make_q_network
 from apex_jax.agent.training import make_optimizer, maybe_copy_target, scan_updates_with_target
 from apex_jax.config import Config
+from apex_jax.host.errors import UsageError
 from apex_jax.types import SegmentSpec
 
 
@@ -42,30 +44,35 @@ def make_dqn(
 ) -> Algorithm:
     """Returns the algorithm for this configuration. `compute_dtype`: dtype of the network's activations.
 
-    `estimator`: meaning and loss of the network's outputs; None: those that `config.algorithm` chooses.
+    `estimator`: meaning and loss of the network's outputs; None: those that `config.algorithm` chooses. Raises
+    UsageError for one with action masks, which only those of this package read.
     """
+    if estimator is not None and spec.action.is_masked:
+        what = f"its estimator does not know the action masks of environment.task={config.environment.task}"
+        raise UsageError(f"algorithm.name={config.algorithm.name}: {what}; leave algorithm.name out")
     estimator, num_actions = estimator or make_estimator(config.algorithm), spec.action.num_actions
     network = make_q_network(config.network, num_actions, compute_dtype, estimator.outputs)
     optimizer = make_optimizer(config.learner)
 
     def outputs(params: Params, observation: jax.Array) -> jax.Array:
         """Returns q-values float32[B, A], or the quantiles of each, float32[B, A, N]."""
-        return cast(jax.Array, network.apply(params, observation))
+        seen, mask = split_mask(observation, spec)
+        return masked(cast(jax.Array, network.apply(params, seen)), mask)
 
     def q_values(params: Params, observation: jax.Array) -> jax.Array:
         return estimator.mean(outputs(params, observation))
 
     def init(key: jax.Array) -> LearnerState:
         observation = jnp.zeros((1, spec.frame_stack, *spec.frame_shape), spec.frame_dtype)
-        params = network.init(key, observation)
+        params = network.init(key, split_mask(observation, spec)[0])
         target_params = jax.tree.map(jnp.copy, params)  # a buffer cannot be donated twice
         return LearnerState(params, target_params, optimizer.init(params), jnp.zeros((), jnp.int32))
 
     def act(params: Params, observation: jax.Array, epsilon: jax.Array, key: jax.Array, step: int) -> Action:
-        q = q_values(params, observation)
+        q, mask = q_values(params, observation), split_mask(observation, spec)[1]
         explore_key, action_key = jax.random.split(jax.random.fold_in(key, step))
         explore = jax.random.uniform(explore_key, epsilon.shape) < epsilon
-        random_action = jax.random.randint(action_key, epsilon.shape, 0, num_actions)
+        random_action = random_actions(action_key, len(epsilon), num_actions, mask)
         action = jnp.where(explore, random_action, jnp.argmax(q, axis=-1)).astype(jnp.int32)
         return Action(action, losses.select_action_value(estimator.action_values(q), action), estimator.state_value(q))
 

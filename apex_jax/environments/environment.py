@@ -39,7 +39,7 @@ def segment_spec(config: Config) -> SegmentSpec:
         frame_stack=config.environment.frame_stack,
         slots=config.actor.segment_slots,
         n_step=config.algorithm.n_step,
-        action=action_spec(config.environment.task, task.action),
+        action=action_spec(config.environment.task, task.action)._replace(is_masked=task.is_masked),
     )
     if spec.slots > (most := max_slots(spec)):  # for Atari, `config.rules` has checked this
         raise UsageError(

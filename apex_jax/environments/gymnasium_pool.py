@@ -68,6 +68,7 @@ class GymnasiumPool:
                 int(seed),
                 environment.observation_layout,
                 info,
+                described.is_masked,
             )
             for i, seed in enumerate(seeds)
         ]

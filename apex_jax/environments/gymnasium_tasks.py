@@ -30,7 +30,7 @@ from apex_jax.environments.images import image_spec, reading
 from apex_jax.environments.task import Description, action_spec, check_bounds, one_line
 from apex_jax.host.errors import RunError, UsageError, first_line, short_repr
 from apex_jax.host.user_code import imported_module, reported
-from apex_jax.types import Part
+from apex_jax.types import ACTION_MASK, Part
 
 PREFIX = "gymnasium:"
 MANY_STEPS = 10**9  # no time limit
@@ -50,6 +50,9 @@ def describe(config: Config) -> Description:
     environment, task = config.environment, config.environment.task
     adapted = make(task, environment.settings, seed=config.seed, layout=environment.observation_layout)
     metadata, has_pixels = adapted.metadata or {}, adapted.image is not None
+    if adapted.num_actions and not adapted.is_masked:  # only a first `info` says whether it has masks
+        adapted.reset(seed=config.seed)
+        adapted.is_masked = adapted.info_has_mask
     with _reported(task):
         can_render = "rgb_array" in (metadata.get("render_modes") or ())
         rate = float(metadata.get("render_fps") or FRAMES_PER_SECOND) if can_render else None
@@ -62,11 +65,17 @@ def describe(config: Config) -> Description:
         what = f"no algorithm here learns {one_line(adapted.action_space)} from pixels"
         fix = "wrap it in gymnasium.wrappers.FlattenObservation (or set environment.observation_layout=vector)"
         raise UsageError(f"environment.task={task}: {what}; {fix}, or in a TransformAction with a Discrete space")
+    if has_pixels and adapted.is_masked:
+        fix = "set environment.observation_layout=vector, or leave action_mask out of info"
+        raise UsageError(f"environment.task={task}: no algorithm here learns from images with action masks; {fix}")
     if has_pixels:
         check_convolutions(config.network, min(adapted.frame_shape[:2]))
     space, image, shape = adapted.original_space, adapted.image, adapted.frame_shape
     parts, line = None if has_pixels else parts_of(space), reading(task, space, image, shape[0])
-    return Description(shape, adapted.frame_dtype, adapted.action_space, parts, rate, image, line)
+    if adapted.is_masked:
+        size, parts = adapted.num_actions, parts and (*parts, Part((ACTION_MASK,), (adapted.num_actions,)))
+        shape, line = (shape[0] + size,), f"{line}, and {size} numbers that say which actions are valid"
+    return Description(shape, adapted.frame_dtype, adapted.action_space, parts, rate, image, line, adapted.is_masked)
 
 
 def make(
@@ -77,13 +86,14 @@ def make(
     seed: int = 0,
     layout: str = "auto",
     info: tuple[str, ...] = (),
+    is_masked: bool = False,
 ) -> Adapted:
     """Returns an environment.
 
     `task`: see above; `settings`: its keyword arguments, as the text of a JSON object; `max_steps`: of an episode, in
     addition to the environment's own limit; `rendered`: whether `render` is called; `seed`: of the global random
-    generators; `layout`: of its observations, see `image_spec`; `info`: names, see `Adapted`. Raises UsageError if
-    there is no such environment, BrokenEnvironment if it cannot be made.
+    generators; `layout`: of its observations, see `image_spec`; `info`, `is_masked`: see `Adapted`. Raises UsageError
+    if there is no such environment, BrokenEnvironment if it cannot be made.
     """
     function = _function_of(task, rendered)
     with _reported(task, function.func), contextlib.ExitStack() as opened:
@@ -96,7 +106,7 @@ def make(
         if not isinstance(environment, gymnasium.Env):
             raise TypeError(f"{task.rpartition(':')[2]} returned {type(environment).__name__}, not a gymnasium.Env")
         opened.callback(environment.close)
-        adapted = Adapted(gymnasium.wrappers.TimeLimit(environment, max_steps), task, layout, info)
+        adapted = Adapted(gymnasium.wrappers.TimeLimit(environment, max_steps), task, layout, info, is_masked)
         adapted.opened = opened.pop_all()
         return adapted
 
@@ -104,21 +114,38 @@ def make(
 class Adapted(gymnasium.Wrapper[np.ndarray, Any, Any, Any]):
     """An environment whose observations are uint8[H, W] or [H, W, C] (pixels), or else one vector, float32[D].
 
-    A vector holds the parts of the original observation in the order of its space. Rewards and flags are Python's;
-    `info` keeps only the number of lives and, at the end of an episode, the numbers with the names that are given.
+    A vector holds the parts of the original observation in the order of its space, then the action mask, if there is
+    one: 1 for each action that is valid, 0 for the others. Rewards and flags are Python's; `info` keeps only the number
+    of lives and, at the end of an episode, the numbers with the names that are given.
     Every method raises BrokenEnvironment if the environment fails.
     """
 
     opened = contextlib.ExitStack()  # closes the environment, and frees its number
 
-    def __init__(self, environment: gymnasium.Env[Any, Any], task: str, layout: str, info: tuple[str, ...] = ()):
-        """`layout`: see `image_spec`; `info`: names. Raises UsageError for spaces that no agent here can learn."""
+    def __init__(
+        self,
+        environment: gymnasium.Env[Any, Any],
+        task: str,
+        layout: str,
+        info: tuple[str, ...] = (),
+        is_masked: bool = False,
+    ):
+        """`layout`: see `image_spec`; `info`: names; `is_masked`: whether the environment's `info` has action masks.
+
+        Raises UsageError for spaces that no agent here can learn.
+        """
         super().__init__(environment)
         self._task = task
         self._info = info
-        self.original_space = space = environment.observation_space
-        action_spec(task, environment.action_space)
+        space, action = environment.observation_space, action_spec(task, environment.action_space)
         check_bounds(task, environment.action_space)
+        self.num_actions = action.num_actions if action.dtype == "int32" else 0
+        self._masks_are_observed = False
+        if self.num_actions and isinstance(space, spaces.Dict) and ACTION_MASK in space.spaces:
+            self._masks_are_observed = True
+            space = spaces.Dict({key: part for key, part in space.items() if key != ACTION_MASK})
+        self.is_masked = is_masked or self._masks_are_observed
+        self.original_space = space  # without the mask
         self.image = image_spec(task, space, layout)
         if self.image is not None:
             self.frame_shape, self.frame_dtype = self.image.frame_shape, "uint8"
@@ -126,7 +153,8 @@ class Adapted(gymnasium.Wrapper[np.ndarray, Any, Any, Any]):
             return
         self.frame_shape = _vector_shape(task, space)
         self.frame_dtype = "float32"
-        self.observation_space = spaces.Box(-np.inf, np.inf, self.frame_shape, np.float32)
+        size = self.frame_shape[0] + self.num_actions * self.is_masked
+        self.observation_space = spaces.Box(-np.inf, np.inf, (size,), np.float32)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict]:
         """Starts an episode."""
@@ -135,7 +163,9 @@ class Adapted(gymnasium.Wrapper[np.ndarray, Any, Any, Any]):
             if not isinstance(result, tuple):  # a dict or array of two elements could be unpacked
                 raise TypeError(f"reset returned a {type(result).__name__}, not the tuple (observation, info)")
             observation, info = result
-            return self._adapted(observation), _lives(info)
+            kept = _lives(info)
+            self.info_has_mask = ACTION_MASK in info
+            return self._adapted(observation, info), kept
 
     def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict]:
         """`action`: int, or float[A] within the bounds."""
@@ -154,7 +184,8 @@ class Adapted(gymnasium.Wrapper[np.ndarray, Any, Any, Any]):
             kept = _lives(info)
             if terminated or truncated:
                 kept |= {name: _number(name, info[name]) for name in self._info if name in info}
-            return self._adapted(observation), float(reward), bool(terminated), bool(truncated), kept
+            adapted = self._adapted(observation, info, bool(terminated))
+            return adapted, float(reward), bool(terminated), bool(truncated), kept
 
     def render(self) -> np.ndarray | None:  # type: ignore[override]
         """Returns the frame, uint8[height, width, 3]; None if it cannot be rendered."""
@@ -169,7 +200,7 @@ class Adapted(gymnasium.Wrapper[np.ndarray, Any, Any, Any]):
         """Closes the environment, and frees its number."""
         self.opened.close()
 
-    def _adapted(self, observation: Any) -> np.ndarray:
+    def _adapted(self, observation: Any, info: dict[str, Any], is_over: bool = False) -> np.ndarray:
         leaves = list(_leaves(self._task, self.original_space, observation))
         for name, space, leaf in leaves:
             _check(self._task, name, space, leaf, is_image=self.image is not None)
@@ -183,7 +214,22 @@ class Adapted(gymnasium.Wrapper[np.ndarray, Any, Any, Any]):
             name = next(name for name, space, leaf in leaves if not np.isfinite(_vector(space, leaf)).all())
             what = f"an observation{name} that is not finite as float32"
             raise BrokenEnvironment(f"environment.task={self._task}: it returned {what}")
-        return vector
+        if not self.is_masked:
+            return vector
+        return np.concatenate([vector, self._mask(observation if self._masks_are_observed else info, is_over)])
+
+    def _mask(self, source: Any, is_over: bool) -> np.ndarray:
+        """Returns the action mask, float32[n]; all ones if the game is over, because no action follows."""
+        if is_over:
+            return np.ones(self.num_actions, np.float32)
+        mask = np.asarray(source.get(ACTION_MASK))
+        what, fix = "an action_mask without a valid action", "set one of its elements to 1, or return terminated"
+        if mask.shape != (self.num_actions,) or mask.dtype.kind not in "biuf":
+            what = f"{mask.dtype}{list(mask.shape)} as action_mask" if ACTION_MASK in source else "no action_mask"
+            fix = f"give {self.num_actions} numbers at each reset and step, 1 for a valid action, 0 for another"
+        elif mask.any():
+            return (mask != 0).astype(np.float32)
+        raise BrokenEnvironment(f"environment.task={self._task}: it returned {what}; {fix}")
 
 
 def _vector_shape(task: str, space: spaces.Space[Any]) -> tuple[int, ...]:

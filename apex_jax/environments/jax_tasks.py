@@ -31,7 +31,7 @@ from apex_jax.environments.images import image_spec, reading
 from apex_jax.environments.task import Description, action_bounds, action_spec, check_bounds, one_line
 from apex_jax.host.errors import UsageError, first_line
 from apex_jax.host.user_code import imported_names, reported
-from apex_jax.types import Part
+from apex_jax.types import ACTION_MASK, Part
 
 FRAMES_PER_SECOND = 15.0  # of the video: most of these games are slow
 PICTURE_SIZE = 160  # least pixels of a side of the video
@@ -118,6 +118,8 @@ class JaxEnvironment:
     def _step(self, played: Played, action: jax.Array) -> Played:
         key = jax.random.fold_in(played.key, played.calls)
         observation, state, reward, terminated, truncated, info = self._environment.step(key, played.state, action)
+        if ACTION_MASK in info:
+            raise TypeError("info has an action_mask, which environments written in JAX cannot have; leave it out")
         steps = played.steps + 1
         flags = (jnp.asarray(flag).astype(bool).reshape(()) for flag in (terminated, truncated))
         terminated, truncated = flags

@@ -24,6 +24,7 @@ class Description(NamedTuple):
     frames_per_second: float | None = None  # Gymnasium: of a video; None if there can be no video
     image: ImageSpec | None = None  # Gymnasium: how images become frames
     reading: str = ""  # Gymnasium: one line that describes how observations are read
+    is_masked: bool = False  # Gymnasium: see `ActionSpec`
 
 
 def action_spec(task: str, space: Any) -> ActionSpec:

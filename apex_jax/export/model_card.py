@@ -163,7 +163,9 @@ def _actions(agent: Agent) -> str:
         count = action.num_actions
         values = f"`q_values` `float32[N, {count}]` estimate the discounted return of each action"
         first = environment_spec.first_action
-        return f"`action` is `int32[N]`, {first} to {first + count - 1}, the action with the highest value; {values}."
+        mask = f" The last {count} elements of an observation are 1 for the actions that are valid, 0 for the others."
+        text = f"`action` is `int32[N]`, {first} to {first + count - 1}, the action with the highest value; {values}."
+        return text + mask * action.is_masked
     bounds = sorted(set(zip(environment_spec.low, environment_spec.high, strict=True)))
     low, high = environment_spec.low, environment_spec.high
     within = f"from {bounds[0][0]:g} to {bounds[0][1]:g}" if len(bounds) == 1 else f"from {list(low)} to {list(high)}"

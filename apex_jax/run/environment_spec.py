@@ -66,6 +66,7 @@ def _check(environment_spec: EnvironmentSpec) -> None:
     sizes = [len(bound) for bound in bounds]
     if action.dtype == "int32":
         is_valid = action.shape == () and sizes == [] and type(action.high) is int and 0 <= action.high < 2**31
+        is_valid &= action.is_masked is False or (action.is_masked is True and _can_be_masked(spec))
     else:
         is_valid = action == ActionSpec.continuous(*action.shape) and sizes == [*action.shape] * 2
     if not is_valid or not all(math.isfinite(value) for bound in bounds for value in bound):
@@ -75,6 +76,11 @@ def _check(environment_spec: EnvironmentSpec) -> None:
         spec.frame_shape != (size,) or not all(map(_is_part, environment_spec.parts))
     ):
         raise ValueError(f"the parts of its observations do not make a vector of {spec.frame_shape}")
+
+
+def _can_be_masked(spec: SegmentSpec) -> bool:
+    is_vector = (spec.frame_dtype, spec.frame_stack) == ("float32", 1)
+    return is_vector and spec.frame_shape[0] > spec.action.num_actions
 
 
 def _is_part(part: Part) -> bool:

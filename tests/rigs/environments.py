@@ -14,6 +14,8 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
+from examples.masked_cards import CARDS, Tricks
+
 LENGTH = 5
 
 
@@ -250,6 +252,45 @@ class Unlearnable(Corridor):
     def __init__(self) -> None:
         super().__init__()
         self.action_space = spaces.MultiDiscrete([2, 3])  # type: ignore[assignment]
+
+
+class Cards(Tricks):
+    """The card game of the example, in which an invalid card is an error.
+
+    The mask is in `info`, or, if `observed`, beside the observation, as in PettingZoo; from the second trick on it is
+    `fault`: "none", "empty", or "short".
+    """
+
+    def __init__(self, observed: bool = False, fault: str = "", pixels: bool = False):
+        super().__init__()
+        self.observed, self.fault, self.pixels = observed, fault, pixels
+        if observed:
+            mask = spaces.Box(0, 1, (CARDS,), np.int8)
+            self.observation_space = spaces.Dict(  # type: ignore[assignment]
+                action_mask=mask, observation=self.observation_space
+            )
+        if pixels:
+            self.observation_space = spaces.Box(0, 255, (16, 16), np.uint8)
+
+    def observe(self) -> Any:
+        if self.pixels:
+            return np.zeros((16, 16), np.uint8)
+        observation = super().observe()
+        return {"observation": observation, "action_mask": self.mask()} if self.observed else observation
+
+    def mask(self) -> Any:
+        """Returns the mask, or a wrong one."""
+        mask = super().info()["action_mask"]
+        is_wrong = 0 < len(self.hand) < 4
+        return {"empty": 0 * mask, "short": mask[1:]}.get(self.fault, mask) if is_wrong else mask
+
+    def info(self) -> dict[str, Any]:
+        is_left_out = self.observed or (self.fault == "none" and len(self.hand) < 4)
+        return {} if is_left_out else {"action_mask": self.mask()}
+
+    def step(self, card: int) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        assert card in self.hand, f"card {card} is not one of {self.hand}"
+        return super().step(card)
 
 
 def from_a_function(length: int) -> Corridor:

@@ -16,7 +16,7 @@ from apex_jax.config import Config, EnvironmentConfig
 from apex_jax.environments.environment import Episode, EpisodeTracker, VectorEnvironment, segment_spec
 from apex_jax.environments.envpool_tasks import describe
 from apex_jax.environments.observations import flattened
-from apex_jax.types import Step
+from apex_jax.types import ActionSpec, Step
 
 LEG = ([-1, -1, -0.8], [1, 1.1, 0.8])  # of the quadruped: yaw, lift, extend
 # Parts of observations, by size, and actions: not EnvPool's, but those of `dm_control.suite` (1.0.38).
@@ -171,7 +171,7 @@ def test_parts_sizes_and_actions_are_those_of_dm_control_in_the_order_of_envpool
     assert [(*part.path, math.prod(part.shape)) for part in parts] == list(sizes.items())
     spec = segment_spec(config_of(task))
     assert (spec.frame_shape, spec.frame_dtype, spec.frame_stack) == ((sum(sizes.values()),), "float32", 1)
-    assert spec.action == ((actions,), "float32", -1, 1)
+    assert spec.action == ActionSpec.continuous(actions)
 
 
 def naive_row(observation: dict[str, Any], row: int, names: list[str]) -> list[np.float32]:

@@ -1,0 +1,77 @@
+"""A card game in which an invalid card is an error, played by actor, evaluator and policy; and what refuses a mask."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import apex_jax
+from apex_jax import load_policy
+from apex_jax.config.load import load
+from apex_jax.environments.environment import segment_spec
+from apex_jax.environments.gymnasium_tasks import BrokenEnvironment, make
+from apex_jax.export.folder import write_files
+from apex_jax.host.errors import UsageError
+from tests.rigs.environments import Cards
+
+TASK = "gymnasium:tests.rigs.environments:Cards"
+SMALL: dict[str, Any] = {
+    "actor": {"base_epsilon": 1.0, "environments": 4, "segment_slots": 16},  # all actions are random
+    "evaluator": {"episodes": 4, "epsilon": 0.5},
+    "network": {"hidden_units": 8},
+    "replay": {"min_size_to_sample": 500},
+    "total_updates": 20,
+}
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("observed", [False, True])
+def test_only_cards_of_the_hand_are_played_by_actor_evaluator_and_policies(observed: bool, tmp_path: Path) -> None:
+    environment = {"task": TASK, "settings": {"observed": observed}, "own_processes": False}
+    directory, folder = tmp_path / "run", tmp_path / "exported"
+    run = apex_jax.train("cartpole", environment=environment, run_directory=str(directory), progress=False, **SMALL)
+    assert np.concatenate([games.returns for games in run.evaluations]).min() >= 0
+
+    folder.mkdir()
+    write_files(folder, directory, None, {"environment.task": TASK})
+    assert {"policy.stablehlo", "policy.onnx"} <= {path.name for path in folder.iterdir()}
+    policies = [load_policy(run, exploration=epsilon) for run in (directory, folder) for epsilon in (0.0, 1.0)]
+    cards = Cards(observed)
+    for game in range(20):
+        observation, info = cards.reset(seed=game)
+        is_over = False
+        while not is_over:
+            mask = () if observed else (info["action_mask"],)
+            card, value = policies[game % 4].act(observation, *mask)
+            assert abs(value) < 100
+            observation, _, is_over, _, info = cards.step(card)  # raises for an invalid card
+
+    if observed:
+        return
+    masks = np.eye(8, dtype=bool)
+    np.testing.assert_array_equal(policies[1](np.zeros((8, 16)), masks), range(8))
+    for given, message in (((), "without action_mask"), ((np.zeros(8),), "mask without a valid action")):
+        with pytest.raises(ValueError, match=message):
+            policies[0](np.zeros(16), *given)
+
+
+@pytest.mark.parametrize(("fault", "message"), [
+    ("none", r"it returned no action_mask; give 8 numbers at each reset and step, 1 for a valid action"),
+    ("short", r"it returned int8\[7\] as action_mask; give 8 numbers"),
+    ("empty", r"an action_mask without a valid action; set one of its elements to 1, or return terminated"),
+])  # fmt: skip
+def test_wrong_mask_is_one_line(fault: str, message: str) -> None:
+    adapted = make(TASK, f'{{"fault": "{fault}"}}', is_masked=True)
+    adapted.reset(seed=0)
+    with pytest.raises(BrokenEnvironment, match=message) as error:
+        adapted.step(min(adapted.unwrapped.hand))  # type: ignore[attr-defined]
+    assert "\n" not in str(error.value)
+
+
+def test_images_with_masks_are_refused() -> None:
+    settings = [f"environment.task={TASK}", "environment.settings={pixels: true}", "environment.frame_skip=1"]
+    with pytest.raises(UsageError, match=r"no algorithm here learns from images with action masks; set environment\."):
+        segment_spec(load(None, settings))
