@@ -216,19 +216,31 @@ class EnvironmentSpec(NamedTuple):
     low: tuple[float, ...] | None  # bounds of the elements of an action; None if actions are discrete
     high: tuple[float, ...] | None
     image: ImageSpec | None = None  # how images become frames; None: the environment returns frames, or no images
-    action_dtype: str = "float32"  # of the environment's actions, if they are continuous
+    action_dtype: str = "float32"  # of the environment's actions, if they are continuous or `action_part` is given
     first_action: int = 0  # the environment's number of the discrete action 0
+    action_part: Part | None = None  # of an array of several discrete parts, whose combinations are numbered row by row
 
     def scaled(self, actions: np.ndarray) -> np.ndarray:
         """Returns actions of the spec as the environment accepts them.
 
-        Discrete: int32[N]. Continuous: [N, A] of the environment's dtype, within its bounds.
+        Discrete: int32[N], or arrays of several parts, [N, ...] of the environment's dtype. Continuous: [N, A] of the
+        environment's dtype, within its bounds.
         """
+        if (part := self.action_part) is not None:
+            parts = np.stack(np.unravel_index(actions, part.counts), axis=-1) + np.array(part.starts)
+            return parts.reshape(-1, *part.shape).astype(self.action_dtype)
         if self.low is None or self.high is None:
             return actions.astype(np.int32) + np.int32(self.first_action)
         low, high = np.array(self.low), np.array(self.high)
         scaled = low + (actions.astype(np.float64) + 1) / 2 * (high - low)
         return np.clip(scaled, low, high).astype(self.action_dtype)
+
+    def numbered(self, actions: np.ndarray) -> np.ndarray:
+        """Returns the agent's numbers of discrete actions, int[N]: the inverse of `scaled`."""
+        if (part := self.action_part) is None:
+            return actions - self.first_action
+        parts = actions.reshape(len(actions), -1) - np.array(part.starts)
+        return np.ravel_multi_index(tuple(parts.T), part.counts, mode="clip")
 
 
 class Step(NamedTuple):

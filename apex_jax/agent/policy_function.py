@@ -11,7 +11,7 @@ from jax import export
 
 from apex_jax.agent.algorithm import Params
 from apex_jax.host.errors import RunError, first_line
-from apex_jax.types import EnvironmentSpec
+from apex_jax.types import EnvironmentSpec, Part
 
 Outputs: TypeAlias = dict[str, jax.Array]  # "action" and values by name, each with the batch as its first axis
 
@@ -27,7 +27,8 @@ def policy_function(
 ) -> Callable[[jax.Array], Outputs]:
     """Returns a jitted function: observations [N, *observation_shape] -> the outputs of `Algorithm.greedy`.
 
-    Actions are int32[N], the environment's own numbers, or float32[N, A] within its bounds.
+    Actions are int32[N], the environment's own numbers, or int32[N, ...] of several discrete parts, or float32[N, A]
+    within its bounds.
     """
     spec = environment_spec.spec
 
@@ -36,11 +37,24 @@ def policy_function(
         if environment_spec.low is not None and environment_spec.high is not None:
             low, high = jnp.array(environment_spec.low), jnp.array(environment_spec.high)
             outputs = outputs | {"action": low + (outputs["action"] + 1) / 2 * (high - low)}
+        elif environment_spec.action_part is not None:
+            outputs = outputs | {"action": _parts_of(outputs["action"], environment_spec.action_part)}
         elif environment_spec.first_action:
             outputs = outputs | {"action": outputs["action"] + environment_spec.first_action}
         return outputs
 
     return jax.jit(act)
+
+
+def _parts_of(numbers: jax.Array, part: Part) -> jax.Array:
+    """Returns actions int32[N] as arrays int32[N, *part.shape], see `EnvironmentSpec.scaled`."""
+    parts: list[jax.Array] = []
+    for count in reversed(part.counts):  # with operations that the ONNX export knows
+        quotient = jax.lax.div(numbers, jnp.int32(count))
+        parts.insert(0, jnp.reshape(numbers - count * quotient, (numbers.shape[0], 1)))
+        numbers = quotient
+    joined = jnp.concatenate(parts, axis=1) + jnp.array(part.starts, jnp.int32)
+    return joined.reshape(joined.shape[0], *part.shape)
 
 
 def for_any_batch(

@@ -12,11 +12,13 @@ import logging
 from typing import Any, NamedTuple
 
 import numpy as np
+from gymnasium.spaces import MultiDiscrete
 
 from apex_jax.config import Config
 from apex_jax.environments import envpool_tasks, gymnasium_processes
 from apex_jax.environments.envpool_tasks import family_of, make_pool
 from apex_jax.environments.gymnasium_pool import GymnasiumPool
+from apex_jax.environments.gymnasium_tasks import parts_of
 from apex_jax.environments.observations import flattened
 from apex_jax.environments.task import Description, action_bounds, action_spec
 from apex_jax.host.errors import UsageError
@@ -70,7 +72,11 @@ def environment_spec_of(config: Config, spec: SegmentSpec) -> EnvironmentSpec:
     """Returns the spec of the observations and actions of the run's task; `spec`: see `segment_spec`."""
     task = describe(config)
     if spec.action.dtype == "int32":
-        return EnvironmentSpec(spec, task.parts, None, None, task.image, first_action=int(task.action.start))
+        made = EnvironmentSpec(spec, task.parts, None, None, task.image)
+        if isinstance(task.action, MultiDiscrete):
+            [part] = parts_of(task.action) or ()
+            return made._replace(action_dtype=str(task.action.dtype), action_part=part)
+        return made._replace(first_action=int(task.action.start))
     low, high = (tuple(bound.tolist()) for bound in action_bounds(task.action))
     return EnvironmentSpec(spec, task.parts, low, high, action_dtype=str(task.action.dtype))
 

@@ -168,7 +168,7 @@ class Adapted(gymnasium.Wrapper[np.ndarray, Any, Any, Any]):
             return self._adapted(observation, info), kept
 
     def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict]:
-        """`action`: int, or float[A] within the bounds."""
+        """`action`: int, an array of ints, or float[A] within the bounds."""
         with _reported(self._task, self.unwrapped.step):
             if isinstance(self.env.action_space, spaces.Box):
                 action = np.clip(
@@ -176,7 +176,7 @@ class Adapted(gymnasium.Wrapper[np.ndarray, Any, Any, Any]):
                     self.env.action_space.low,
                     self.env.action_space.high,
                 )
-            else:
+            elif not isinstance(self.env.action_space, spaces.MultiDiscrete):
                 action = int(action)
             observation, reward, terminated, truncated, info = self.env.step(action)
             if not abs(_number("the reward", reward)) <= LARGEST:  # true for NaN, too

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import math
 import textwrap
 from typing import Any, NamedTuple
 
 import numpy as np
-from gymnasium.spaces import Box, Discrete
+from gymnasium.spaces import Box, Discrete, MultiDiscrete
 
 from apex_jax.host.errors import UsageError
 from apex_jax.types import ActionSpec, ImageSpec, Part
 
 UNBOUNDED = 1e6  # of an element of an action, see `action_bounds`
+MOST_COMBINATIONS = 256  # of an action of several discrete parts; each is an output of the network
 
 
 class Description(NamedTuple):
@@ -31,6 +33,11 @@ def action_spec(task: str, space: Any) -> ActionSpec:
     """Returns the spec of the actions in a space of Gymnasium. Raises UsageError if no agent has such actions."""
     if isinstance(space, Discrete):
         return ActionSpec.discrete(int(space.n))
+    if isinstance(space, MultiDiscrete) and task.startswith("gymnasium:"):
+        if (count := math.prod(np.ravel(space.nvec).tolist())) > MOST_COMBINATIONS:
+            what = f"its actions, {one_line(space)}, have {count:,} combinations, must be at most {MOST_COMBINATIONS}"
+            raise UsageError(f"environment.task={task}: {what}; leave some out in a gymnasium.ActionWrapper")
+        return ActionSpec.discrete(count)
     if space.dtype is None or space.dtype.kind != "f" or len(space.shape) != 1:
         fix = "choose a task with discrete actions, such as Pong-v5, or with a vector of numbers, such as WalkerWalk-v1"
         if task.startswith("gymnasium:"):

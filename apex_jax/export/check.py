@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 
 import jax.numpy as jnp
 import numpy as np
@@ -65,11 +66,14 @@ def expected_outputs(agent: Agent, stacks: np.ndarray) -> dict[str, np.ndarray]:
 
 
 def check_outputs(
-    file: str, outputs: dict[str, np.ndarray], expected: dict[str, np.ndarray], first_action: int = 0
+    file: str,
+    outputs: dict[str, np.ndarray],
+    expected: dict[str, np.ndarray],
+    numbered: Callable[[np.ndarray], np.ndarray] = np.asarray,
 ) -> None:
     """Raises RunError if the outputs of an exported file differ from those of the policy by more than TOLERANCE.
 
-    `first_action`: see `EnvironmentSpec`.
+    `numbered`: that of the `EnvironmentSpec`.
     """
     for name, wanted in expected.items():
         found = outputs.get(name)
@@ -78,7 +82,7 @@ def check_outputs(
                 f"{file} has no output {name} of shape {wanted.shape}: please report this; nothing is written"
             )
         if name == "action" and "q_values" in expected:  # of two actions with one value, either is right
-            found, wanted = (_chosen(expected["q_values"], actions - first_action) for actions in (found, wanted))
+            found, wanted = (_chosen(expected["q_values"], numbered(actions)) for actions in (found, wanted))
         is_valid = wanted > INVALID / 2  # next to the values of invalid actions, every difference would be small
         found, wanted = found[is_valid], wanted[is_valid]
         difference = float(np.abs(found - wanted).max() / max(1.0, np.abs(wanted).max()))

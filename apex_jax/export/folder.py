@@ -80,7 +80,7 @@ def write_files(
     for name, run_file in ((programs.STABLEHLO, programs.run_stablehlo), (programs.ONNX, programs.run_onnx)):
         if (folder / name).exists():
             outputs = run_file(folder / name, observations)
-            check.check_outputs(name, outputs, expected, agent.environment_spec.first_action)
+            check.check_outputs(name, outputs, expected, agent.environment_spec.numbered)
     card = model_card(agent, directory, results, {path.name for path in folder.iterdir()})
     (folder / CARD).write_text(card)
     return notes

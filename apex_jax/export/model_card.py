@@ -164,7 +164,13 @@ def _actions(agent: Agent) -> str:
         values = f"`q_values` `float32[N, {count}]` estimate the discounted return of each action"
         first = environment_spec.first_action
         mask = f" The last {count} elements of an observation are 1 for the actions that are valid, 0 for the others."
-        text = f"`action` is `int32[N]`, {first} to {first + count - 1}, the action with the highest value; {values}."
+        what = f"`int32[N]`, {first} to {first + count - 1}, the action"
+        if part := environment_spec.action_part:
+            kinds = f"`int32{['N', *part.shape]}`".replace("'", "")
+            what = (
+                f"{kinds}, {_encoding(part).removeprefix('one-hot ')}, the combination (the last part counts fastest)"
+            )
+        text = f"`action` is {what} with the highest value; {values}."
         return text + mask * action.is_masked
     bounds = sorted(set(zip(environment_spec.low, environment_spec.high, strict=True)))
     low, high = environment_spec.low, environment_spec.high

@@ -28,7 +28,8 @@ def as_record(environment_spec: EnvironmentSpec) -> dict[str, Any]:
     spec = environment_spec.spec._asdict() | {"action": environment_spec.spec.action._asdict()}
     parts = None if environment_spec.parts is None else [part._asdict() for part in environment_spec.parts]
     image = environment_spec.image and environment_spec.image._asdict()
-    return environment_spec._asdict() | {"spec": spec, "parts": parts, "image": image}
+    action_part = environment_spec.action_part and environment_spec.action_part._asdict()
+    return environment_spec._asdict() | {"spec": spec, "parts": parts, "image": image, "action_part": action_part}
 
 
 def of_record(record: Any) -> EnvironmentSpec:
@@ -45,6 +46,7 @@ def of_record(record: Any) -> EnvironmentSpec:
         None if image is None else ImageSpec(**image | {"shape": tuple(image["shape"])}),
         str(np.dtype(record["action_dtype"])),
         int(record["first_action"]),
+        next(_parts([record["action_part"]])) if record.get("action_part") else None,  # older files lack it
     )
     _check(environment_spec)
     return environment_spec
@@ -66,6 +68,9 @@ def _check(environment_spec: EnvironmentSpec) -> None:
     sizes = [len(bound) for bound in bounds]
     if action.dtype == "int32":
         is_valid = action.shape == () and sizes == [] and type(action.high) is int and 0 <= action.high < 2**31
+        part = environment_spec.action_part
+        is_valid &= part is None or (_is_part(part) and len(part.counts) > 0)
+        is_valid &= part is None or math.prod(part.counts) == action.num_actions
         is_valid &= action.is_masked is False or (action.is_masked is True and _can_be_masked(spec))
     else:
         is_valid = action == ActionSpec.continuous(*action.shape) and sizes == [*action.shape] * 2

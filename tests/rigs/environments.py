@@ -251,7 +251,23 @@ class Unlearnable(Corridor):
 
     def __init__(self) -> None:
         super().__init__()
-        self.action_space = spaces.MultiDiscrete([2, 3])  # type: ignore[assignment]
+        self.action_space = spaces.MultiDiscrete([16, 17])  # type: ignore[assignment]
+
+
+class Combines(Corridor):
+    """Asserts that its space of 2 x 3 x 1 x 4 = 24 combinations, an array of 2 x 2, contains each action."""
+
+    actions: ClassVar[list[Any]] = []  # of all these environments in this process
+
+    def __init__(self) -> None:
+        super().__init__()
+        counts, start = np.array([[2, 3], [1, 4]]), np.array([[0, -1], [5, 1]])
+        self.action_space = spaces.MultiDiscrete(counts, start=start)  # type: ignore[assignment]
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        assert self.action_space.contains(action), action
+        self.actions.append(action)
+        return super().step(0)
 
 
 class Cards(Tricks):

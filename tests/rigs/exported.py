@@ -21,6 +21,7 @@ OPTIONS = (
 PLAIN = ("network.layer_norm=false", "network.normalize_observations=false", "algorithm.twin_critics=true")
 PIXELS = SegmentSpec((44, 44), "uint8", 3, 40, 3, ActionSpec.discrete(6))
 VECTOR = SegmentSpec((10,), "float32", 1, 40, 3, ActionSpec.discrete(3))
+MASKED = SegmentSpec((16,), "float32", 1, 40, 3, ActionSpec.discrete(6)._replace(is_masked=True))
 BODY = SegmentSpec((5,), "float32", 1, 40, 3, ActionSpec.continuous(2))
 PARTS = (Part(("height",), ()), Part(("joints",), (2, 2)))
 BOUNDS = ((-2.0, 0.0), (2.0, 10.0))
@@ -35,6 +36,11 @@ KINDS: dict[str, tuple[str, EnvironmentSpec, tuple[str, ...]]] = {
         "catch",
         EnvironmentSpec(VECTOR, None, None, None, first_action=5),
         ("network.dueling=false",),
+    ),
+    "a vector with a mask, several parts of an action": (
+        "catch",
+        EnvironmentSpec(MASKED, None, None, None, None, "int32", action_part=Part((), (2,), (2, 3), (0, -1))),
+        (),
     ),
     "a vector, all options": ("catch", EnvironmentSpec(VECTOR, None, None, None), OPTIONS),
     "continuous, normalized": ("walker", EnvironmentSpec(BODY, PARTS, *BOUNDS), NORMALIZED),
@@ -60,4 +66,8 @@ def observations_of(environment_spec: EnvironmentSpec, count: int) -> np.ndarray
     shape, rng = (count, *observation_shape(environment_spec)), np.random.default_rng(count)
     if environment_spec.spec.frame_dtype == "uint8":
         return rng.integers(0, 256, shape, np.uint8)
-    return rng.normal(size=shape).astype(np.float32)
+    vectors = rng.normal(size=shape).astype(np.float32)
+    if environment_spec.spec.action.is_masked:
+        mask = vectors[..., -environment_spec.spec.action.num_actions :]
+        mask[...] = mask >= np.minimum(mask.max(axis=-1, keepdims=True), 0)
+    return vectors

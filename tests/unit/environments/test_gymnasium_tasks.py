@@ -96,11 +96,13 @@ def test_policy_takes_what_the_environment_returns_alone_in_a_batch_and_flattene
 
 
 class Seen:
-    """An algorithm that always acts 0."""
+    """An algorithm that always acts `action`."""
+
+    action = 0
 
     def act(self, params: Any, stacks: np.ndarray, *_: Any) -> Any:
         self.vectors = stacks[:, 0]
-        return SimpleNamespace(action=np.zeros(len(stacks), np.int32), value=np.zeros(len(stacks)))
+        return SimpleNamespace(action=np.full(len(stacks), self.action, np.int32), value=np.zeros(len(stacks)))
 
 
 @pytest.mark.parametrize(("name", "observation", "message"), [
@@ -127,7 +129,7 @@ def test_policy_refuses_an_observation_outside_the_space_and_names_the_part(
     ("gymnasium:Cartpol-v1", (), "doesn't exist. Did you mean: `CartPole`"),
     ("gymnasium:no_such_module:Env-v0", (), "there is no module no_such_module; start in its folder"),
     (f"{OWN}Corridr", (), "has no function Corridr, and registers no such environment"),
-    (f"{OWN}Unlearnable", (), r"no algorithm here has its actions, MultiDiscrete\(\[2 3\]\); .*TransformAction"),
+    (f"{OWN}Unlearnable", (), r"MultiDiscrete\(\[16 17\]\), have 272 combinations, must be at most 256; leave"),
     (f"{OWN}Mistaken", ("environment.settings={what: sequence}",), r"no vector .* Sequence\(.*ImgObsWrapper"),
     ("gymnasium:ALE/Pong-v5", (), "gymnasium:ale_py:ALE/Pong-v5"),
     (f"{OWN}Corridor", ("environment.frame_stack=4",), "set environment.frame_stack=1 environment.frame_skip=1"),
@@ -321,3 +323,27 @@ def test_space_contains_every_action_of_actors_and_policies(what: str) -> None:
         np.testing.assert_array_equal(of_policy, bound)
         np.testing.assert_array_equal(environments.Acts.actions[-1], bound)
     environment.close()
+
+
+def test_every_combination_of_several_discrete_parts_reaches_the_environment_and_the_user(tmp_path: Path) -> None:
+    settings = config(f"{OWN}Combines", "environment.own_processes=false")
+    spec = segment_spec(settings)
+    assert spec.action == ActionSpec.discrete(24)
+    record_environment_spec(tmp_path, environment_spec_of(settings, spec))
+    environment_spec, seen = read_environment_spec(tmp_path), Seen()
+    policy = Policy(seen, {}, environment_spec)  # type: ignore[arg-type]
+    environment = VectorEnvironment(settings, spec, np.zeros(1, np.int64), 60)
+    environment.receive()
+    found = []
+    for number in range(24):
+        environment.send(np.array([number], np.int32), np.zeros(1, np.int32))
+        environment.receive()
+        seen.action = number
+        of_policy = policy(environments.Corridor().observation())
+        assert environments.Combines().action_space.contains(of_policy)
+        np.testing.assert_array_equal(of_policy, environments.Combines.actions[-1])
+        assert environment_spec.numbered(of_policy[None]) == [number]
+        found.append(of_policy.tolist())
+    environment.close()
+    assert len({str(action) for action in found}) == 24
+    assert (found[0], found[1], found[23]) == ([[0, -1], [5, 1]], [[0, -1], [5, 2]], [[1, 1], [5, 4]])

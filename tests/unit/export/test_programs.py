@@ -27,7 +27,12 @@ ACTION, VALUE = np.zeros((2, 3), np.float32), np.array([100.0, -300.0], np.float
 Q_VALUES = np.array([[1.0, 1.0, 0.0], [0.0, 2.0, 3.0]], np.float32)
 CONSTANT = np.linspace(-1, 2, 12, dtype=np.float32)
 KERNEL = jnp.array(CONSTANT[:8].reshape(2, 1, 2, 2))
-QUICK = ("pixels in stacks", "a vector, all options", "continuous, normalized")
+QUICK = (
+    "pixels in stacks",
+    "a vector with a mask, several parts of an action",
+    "a vector, all options",
+    "continuous, normalized",
+)
 every_kind = [pytest.param(kind, marks=() if kind in QUICK else pytest.mark.long, id=kind) for kind in KINDS]
 
 
@@ -41,7 +46,7 @@ def function_of(agent: Agent) -> tuple[Any, Any]:
 @pytest.mark.parametrize("kind", every_kind)
 def test_either_file_computes_what_the_policy_does(kind: str, tmp_path: Path) -> None:
     agent = agent_of(kind)
-    spec, first_action = agent.environment_spec.spec, agent.environment_spec.first_action
+    spec, numbered = agent.environment_spec.spec, agent.environment_spec.numbered
     write_stablehlo(tmp_path / STABLEHLO, *function_of(agent))
     assert write_onnx(tmp_path / ONNX, *function_of(agent)) == ""
     observations = observations_of(agent.environment_spec, 9)
@@ -51,7 +56,7 @@ def test_either_file_computes_what_the_policy_does(kind: str, tmp_path: Path) ->
             outputs = compute(tmp_path / file, observations[:count])
             wanted = {name: x[:count] for name, x in expected.items()}
             assert {name: x.dtype for name, x in outputs.items()} == {name: x.dtype for name, x in wanted.items()}
-            check_outputs("a program", outputs, wanted, first_action)
+            check_outputs("a program", outputs, wanted, numbered)
 
 
 def test_the_stablehlo_is_for_cpu_and_cuda_and_multiplies_in_float32(tmp_path: Path) -> None:

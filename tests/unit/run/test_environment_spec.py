@@ -20,12 +20,14 @@ from apex_jax.run.environment_spec import (
 from apex_jax.types import ActionSpec, EnvironmentSpec, ImageSpec, Part, SegmentSpec
 
 PIXELS = SegmentSpec((84, 84), "uint8", 4, 40, 3, ActionSpec.discrete(6))
+MASKED = SegmentSpec((9,), "float32", 1, 64, 5, ActionSpec.discrete(6)._replace(is_masked=True))
 VECTORS = SegmentSpec((24,), "float32", 1, 64, 5, ActionSpec.continuous(2))
 
 
 @pytest.mark.parametrize("environment_spec", [
     EnvironmentSpec(PIXELS, None, None, None),
     EnvironmentSpec(PIXELS, None, None, None, ImageSpec((84, 84), "float32", "HW", 0.0, 1.0), first_action=-3),
+    EnvironmentSpec(MASKED, None, None, None, None, "int64", action_part=Part((), (2,), (2, 3), (0, -1))),
     EnvironmentSpec(VECTORS, (Part(("velocity",), (9, 2)), Part(("arms", 1), (3, 2))), (-2.0, 0.1), (2.0, 1e6)),
     EnvironmentSpec(VECTORS, (Part((), (2,), (3, 21), (0, -1)),), (-2.0, 0.1), (2.0, 1e6), None, "float64"),
 ])  # fmt: skip
@@ -41,6 +43,8 @@ def test_interface_is_read_as_it_was_written(environment_spec: EnvironmentSpec, 
     ({"spec": {"frame_dtype": "object"}}, PIXELS),
     ({"spec": {"action": ActionSpec.discrete(0)._asdict()}}, PIXELS),
     ({"low": [0.0], "high": [1.0]}, PIXELS),
+    ({"spec": {"action": ActionSpec.discrete(6)._replace(is_masked=True)._asdict()}}, PIXELS),
+    ({"action_part": {"path": [], "shape": [2], "counts": [2, 4], "starts": [0, 0]}}, PIXELS),
     ({"low": [math.nan, 0.0]}, VECTORS),
     ({"high": [1.0]}, VECTORS),
     ({"parts": [{"path": [], "shape": [23], "counts": [], "starts": []}]}, VECTORS),
