@@ -22,6 +22,8 @@ PROVISION, SMOKE_TEST = DEPLOY / "provision.sh", DEPLOY / "smoke_test.sh"
 SCRIPTS = [
     PROVISION,
     SMOKE_TEST,
+    DEPLOY / "healthy",
+    DEPLOY / "keep",
     DEPLOY / "host/start_log_agent",
     DEPLOY / "packer/wake_agent.sh",
     DEPLOY / "slurm/apex_jax.sbatch",
