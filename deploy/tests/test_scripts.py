@@ -27,6 +27,7 @@ SCRIPTS = [
     DEPLOY / "host/start_log_agent",
     DEPLOY / "packer/wake_agent.sh",
     DEPLOY / "slurm/apex_jax.sbatch",
+    DEPLOY / "ssh/on_host",
 ]
 UNITS = sorted([*(DEPLOY / "systemd").glob("*.service"), *(DEPLOY / "systemd").glob("*.timer")])
 PACKER = DEPLOY / "packer"
