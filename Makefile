@@ -59,8 +59,8 @@ test-faults: $(VENV)/requirements-dev.installed
 
 fleet-tools: $(VENV)/requirements.installed $(VENV)/requirements-host.installed
 
-test-deploy: $(VENV)/requirements-deploy.installed $(VENV)/checkov/installed
-	CHECKOV=$(VENV)/checkov/bin/checkov JAX_PLATFORMS=cpu $(RUN) -m pytest -m 'deploy and not slow'
+test-deploy: $(VENV)/requirements-deploy.installed $(VENV)/checkov/installed $(VENV)/skypilot/installed
+	CHECKOV=$(VENV)/checkov/bin/checkov SKYPILOT=$(VENV)/skypilot/bin/python JAX_PLATFORMS=cpu $(RUN) -m pytest -m 'deploy and not slow'
 
 test-deploy-quick: $(VENV)/requirements-deploy.installed
 	@echo "Not in here, but in make test-deploy: checkov; apply and destroy against moto; what runs on hosts; provision.sh"
@@ -97,8 +97,8 @@ $(VENV)/requirements-dev.installed: requirements-dev.txt requirements.txt requir
 
 $(VENV)/requirements-deploy.installed: requirements-dev.txt requirements-export.txt deploy/requirements-host.txt
 
-# Apart: checkov demands older versions of what others need newer.
-$(VENV)/checkov/installed: deploy/requirements-checkov.txt $(VENV)/created
+# Apart: checkov and SkyPilot demand older versions of what others need newer.
+$(VENV)/checkov/installed $(VENV)/skypilot/installed: $(VENV)/%/installed: deploy/requirements-%.txt $(VENV)/created
 	@echo "Installing $< into $(@D): about a minute ..."
 	@$(RUN) -m venv $(@D) && $(@D)/bin/python -m pip install --quiet --disable-pip-version-check -r $<
 	@touch $@

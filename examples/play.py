@@ -5,7 +5,7 @@
     python examples/play.py runs/Pendulum-v1-1
 
 `play` is the loop around any environment of Gymnasium, for a program of your own. EnvPool's tasks that Gymnasium does
-not know, such as Pong-v5 and WalkerWalk-v1, are played in EnvPool as the agent was trained.
+not have here, such as Pong-v5 and WalkerWalk-v1, are played in EnvPool, as the agent was trained.
 """
 
 import argparse
@@ -83,7 +83,7 @@ def main() -> None:
         try:
             environment = gymnasium.make(config.environment.task, render_mode="human" if arguments.window else None)
             returns = [play(environment, policy, seed) for seed in range(arguments.episodes)]
-        except gymnasium.error.NameNotFound:
+        except gymnasium.error.Error:  # it has no such task, or lacks a package for it
             if config.environment.has_spaces:
                 raise
             show = window() if arguments.window and can_render(config) else None

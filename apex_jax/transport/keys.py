@@ -94,13 +94,21 @@ def _read(directory: str, role: str, kind: str) -> tuple[str, bytes]:
         raise UsageError(f"{variable} is not set, but other keys are: set it, or give all keys with security.keys=DIR")
     try:
         with open(Path(directory, f"{role}.{kind}"), "rb") as file:
-            mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
-            if kind == "secret" and mode & 0o077:
-                raise UsageError(f"{where}: mode {mode:04o} lets others read this secret; run: chmod 600 {where}")
+            status = os.fstat(file.fileno())
+            mode = stat.S_IMODE(status.st_mode)
+            if kind == "secret" and mode & 0o077 and not _is_of_a_volume(status):
+                fix = f"run: chmod 600 {where}, or set {variable} instead"
+                raise UsageError(f"{where}: mode {mode:04o} lets others read this secret; {fix}")
             return where, file.read()
     except OSError as error:
         fix = f"{NAME} keys create makes one, or set {variable}"
         raise UsageError(f"security.keys={short_repr(directory)}: {role}.{kind}: {error.strerror}; {fix}") from None
+
+
+def _is_of_a_volume(status: os.stat_result) -> bool:
+    """Returns whether root owns a file that only a group of ours can read, as `fsGroup` of Kubernetes makes it."""
+    is_ours = status.st_uid == 0 and status.st_gid in {os.getegid(), *os.getgroups()} - {0}
+    return is_ours and not status.st_mode & 0o037
 
 
 def _is_key(text: bytes) -> bool:

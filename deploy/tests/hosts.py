@@ -72,6 +72,15 @@ class Bridge:
         do("ip", "link", "delete", self.name)
 
 
+def connect(bridge: str, namespace: str, link: str, address: str) -> None:
+    """Makes a network namespace with this address on a bridge."""
+    do("ip", "netns", "add", namespace)
+    do("ip", "link", "add", link, "type", "veth", "peer", "name", "eth0", "netns", namespace)
+    do("ip", "link", "set", link, "master", bridge, "up")
+    for command in (f"address add {address}/24 dev eth0", "link set eth0 up", "link set lo up"):
+        do("ip", "-n", namespace, *command.split())
+
+
 class Host:
     """One instance: from its boot to its end."""
 
@@ -86,12 +95,8 @@ class Host:
         self._process: subprocess.Popen[bytes] | None = None
 
     def boot(self) -> None:
-        name, link = self._namespace, self._link
-        do("ip", "netns", "add", name)
-        do("ip", "link", "add", link, "type", "veth", "peer", "name", "eth0", "netns", name)
-        do("ip", "link", "set", link, "master", self._bridge, "up")
-        for command in (f"address add {self.address}/24 dev eth0", "link set eth0 up", "link set lo up"):
-            do("ip", "-n", name, *command.split())
+        name = self._namespace
+        connect(self._bridge, name, self._link, self.address)
         with open(self.folder / "console.log", "wb") as console:
             apart = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"]
             init = [sys.executable, "-m", "deploy.tests.init", str(self.folder), str(self._timer_seconds)]

@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 from typing import IO
 
-from deploy.tests.hosts import GATEWAY, SUBNET, Bridge, do
+from deploy.tests.hosts import GATEWAY, SUBNET, Bridge, connect
 from tests.rigs.processes import ROOT, wait_until
 
 NODES = {f"node{i}": f"{SUBNET}.{10 + i}" for i in (1, 2, 3)}
@@ -81,7 +81,7 @@ class Cluster:
         wait_until((folder / "munge.socket").exists, 20)
         self._start("slurmctld", "slurmctld", "-D", "-i", "-f", str(folder / "slurm.conf"))
         for node in NODES:
-            self._connect(node)
+            connect(self._bridge.name, self._namespace(node), f"{self._bridge.name}s{node[-1]}", NODES[node])
             self.boot(node)
         wait_until(lambda: self.run("sinfo", "-h", "-N", "-o", "%t").split() == ["idle"] * len(NODES), 60)
         return self
@@ -135,14 +135,6 @@ class Cluster:
 
     def _namespace(self, node: str) -> str:
         return f"{self._bridge.name}{node}"
-
-    def _connect(self, node: str) -> None:
-        name, link = self._namespace(node), f"{self._bridge.name}s{node[-1]}"
-        do("ip", "netns", "add", name)
-        do("ip", "link", "add", link, "type", "veth", "peer", "name", "eth0", "netns", name)
-        do("ip", "link", "set", link, "master", self._bridge.name, "up")
-        for command in (f"address add {NODES[node]}/24 dev eth0", "link set eth0 up", "link set lo up"):
-            do("ip", "-n", name, *command.split())
 
     def _start(self, name: str, *command: str) -> None:
         output: IO[bytes]

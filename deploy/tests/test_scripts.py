@@ -22,9 +22,12 @@ PROVISION, SMOKE_TEST = DEPLOY / "provision.sh", DEPLOY / "smoke_test.sh"
 SCRIPTS = [
     PROVISION,
     SMOKE_TEST,
+    DEPLOY / "healthy",
+    DEPLOY / "keep",
     DEPLOY / "host/start_log_agent",
     DEPLOY / "packer/wake_agent.sh",
     DEPLOY / "slurm/apex_jax.sbatch",
+    DEPLOY / "ssh/on_host",
 ]
 UNITS = sorted([*(DEPLOY / "systemd").glob("*.service"), *(DEPLOY / "systemd").glob("*.timer")])
 PACKER = DEPLOY / "packer"

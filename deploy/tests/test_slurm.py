@@ -57,7 +57,7 @@ class Job:
 
     def __init__(self, folder: Path):
         self.folder = folder
-        for name in ("apex_jax", "configs", "main.py"):
+        for name in ("apex_jax", "configs", "deploy", "main.py"):
             (folder / name).symlink_to(ROOT / name)
         (folder / "bin").mkdir()
         for name, text in STAND_INS.items():

@@ -35,6 +35,7 @@ from tests.rigs.ports import free_port
 from tests.rigs.processes import ROOT, Program, Programs, checkpoints, leave, values, wait_until
 
 SERVICES = services()
+FOLDER = texts_of("WORKDIR")[0]  # of the program in the image
 SERVED = {role: [link for link in LINKS if LINKS[link].server == role] for role in ROLES}
 USED = {role: [*SERVED[role], *CONNECTS.get(role, ())] for role in ROLES}
 
@@ -64,7 +65,16 @@ def test_runs_and_compiled_programs_are_in_the_volume() -> None:
 def test_image_has_every_file_that_the_package_is_made_of_and_no_other() -> None:
     paths = [path for path in (ROOT / "apex_jax").rglob("*") if path.suffix in (".py", ".html")]
     package = [str(path.relative_to(ROOT)) for path in (*paths, *(ROOT / "configs").glob("*.yaml"))]
-    package += ["pyproject.toml", "setup.py", "README.md", "LICENSE", "NOTICE", "deploy/requirements-host.txt"]
+    package += [
+        "pyproject.toml",
+        "setup.py",
+        "README.md",
+        "LICENSE",
+        "NOTICE",
+        "deploy/requirements-host.txt",
+        "deploy/keep",
+        "deploy/healthy",
+    ]
     package += [path.name for path in ROOT.glob("requirements*.txt")]
     assert sorted(context(tracked_files())) == sorted(package)
 
@@ -139,14 +149,14 @@ def test_services_have_time_to_save_and_are_restarted_unless_the_run_is_over() -
         grace = SERVICES[role]["stop_grace_period"]
         assert grace.endswith("s")
         assert int(grace[:-1]) >= SAVE_SECONDS + LAST_COPY_SECONDS
-        assert SERVICES[role]["restart"] == "on-failure"
-    assert "restart" not in SERVICES["keys"]
+        assert SERVICES[role]["entrypoint"] == [f"{FOLDER}/deploy/keep", "role", *entrypoint()]
+        assert "restart" not in SERVICES[role]  # it would restart what must not be
 
 
 @pytest.mark.parametrize("role", ROLES)
 def test_health_is_the_status_of_the_process_which_stays_in_the_container(role: str) -> None:
     address = parse(arguments(SERVICES[role])).config.addresses.status
-    assert SERVICES[role]["healthcheck"]["test"] == ["CMD", *entrypoint(), "status", address]
+    assert SERVICES[role]["healthcheck"]["test"] == ["CMD", f"{FOLDER}/deploy/healthy", address]
     assert is_loopback(address)
     assert all("ports" not in service for service in SERVICES.values())
 
@@ -225,8 +235,7 @@ class Composed:
 
 def is_healthy(address: str) -> bool:
     """Returns whether the health check of a service with this address of its status succeeds."""
-    words = SERVICES["actor"]["healthcheck"]["test"][2:-1]
-    command = [sys.executable, str(ROOT / "main.py"), *words, address]
+    command = [str(ROOT / "deploy/healthy"), address]
     return subprocess.run(command, capture_output=True, timeout=60, check=False).returncode == 0
 
 

@@ -30,7 +30,9 @@ SINGLE = (
     "README.md",
     "CONTRIBUTING.md",
     "deploy/README.md",
+    "deploy/kubernetes/README.md",
     "deploy/slurm/README.md",
+    "deploy/ssh/README.md",
     "benchmarks/README.md",
     "results/README.md",
 )

@@ -23,7 +23,6 @@ ELSEWHERE = {  # the first words of other commands -> where they are tested
     ("python", "-m"): "tests/system/test_benchmarks.py",
     ("python", "examples/sweep.py"): "tests/system/test_examples.py",
     ("python", "examples/play.py"): "tests/system/test_examples.py",
-    ("sbatch", "deploy/slurm/apex_jax.sbatch"): "deploy/tests/test_slurm.py",
     ("tensorboard", "--logdir"): "tests/unit/run/test_metrics.py",
     ("apt", "install"): "tests/unit/environments/test_reference_simulator_process.py",
 }

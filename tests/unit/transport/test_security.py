@@ -80,6 +80,24 @@ def test_secret_readable_by_others_is_refused_with_the_fixing_command(directory:
     assert keys.read_secret(str(directory), "actor")
 
 
+def test_secret_of_root_may_be_readable_by_a_group_of_the_process_as_kubernetes_mounts_it(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    secret = directory / "actor.secret"
+    if os.geteuid() != 0:
+        pytest.skip("needs root, whose file it is")
+    os.chown(secret, 0, 10001)
+    secret.chmod(0o440)
+    with pytest.raises(UsageError, match="or set APEX_JAX_ACTOR_SECRET instead"):
+        keys.read_secret(str(directory), "actor")
+    monkeypatch.setattr(os, "getgroups", lambda: [10001])
+    assert keys.read_secret(str(directory), "actor")
+    for mode in (0o444, 0o460):
+        secret.chmod(mode)
+        with pytest.raises(UsageError, match="lets others read"):
+            keys.read_secret(str(directory), "actor")
+
+
 @pytest.mark.parametrize("text", [b"", b"short\n", b"'" * 40, b"#" * 40, b"\xff" * 40, b"a" * 41, bytes(40)])
 def test_invalid_key_is_refused_without_showing_a_secret(directory: Path, text: bytes) -> None:
     (directory / "actor.public").write_bytes(text)

@@ -1,0 +1,126 @@
+"""deploy/keep and deploy/healthy, with shell scripts in place of roles."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+
+import pytest
+
+from deploy.tests.tools import DEPLOY
+from tests.rigs.processes import wait_until
+
+pytestmark = [pytest.mark.deploy, pytest.mark.quick, pytest.mark.timeout(120)]
+
+# Each start takes the next exit code of the file `codes`; without one, it runs until SIGTERM.
+ROLE = """
+echo start >>starts
+code=$(head -n 1 codes) && sed -i 1d codes
+trap 'echo saved; exit 143' TERM
+[[ -z ${code} ]] || exit "${code}"
+echo $$ >pid
+while :; do /bin/sleep 0.05; done
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "sleep").write_text("#!/bin/sh\nexec /bin/sleep 0.05\n")
+    (tmp_path / "sleep").chmod(0o755)
+    return tmp_path
+
+
+def keep(folder: Path, codes: str = "", *arguments: str, **environment: str) -> subprocess.Popen[str]:
+    (folder / "codes").write_text("\n".join(codes.split()))
+    path = f"{folder}:{os.environ['PATH']}"
+    return subprocess.Popen(
+        [str(DEPLOY / "keep"), "role", "bash", "-c", ROLE, "role", *arguments],
+        cwd=folder,
+        env={**os.environ, "PATH": path, **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+@pytest.mark.parametrize(("codes", "code", "starts"), [
+    ("0", 0, 1), ("2", 2, 1), ("3", 3, 1), ("1 137 1 0", 0, 4), ("1 1 1 1 1 1 1 3", 3, 8),
+])  # fmt: skip
+def test_failed_role_is_started_again_unless_that_is_in_vain(folder: Path, codes: str, code: int, starts: int) -> None:
+    process = keep(folder, codes)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == code
+    assert (folder / "starts").read_text().count("start") == starts
+    assert errors.count("starting it again in") == starts - 1
+
+
+def test_failures_can_be_limited(folder: Path) -> None:
+    process = keep(folder, "1 1 1 1", KEEP_TRIES="3")
+    process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert (folder / "starts").read_text().count("start") == 3
+
+
+def test_sigterm_reaches_the_role_which_has_time_to_save(folder: Path) -> None:
+    process = keep(folder)
+    wait_until((folder / "pid").exists, 30)
+    process.send_signal(signal.SIGTERM)
+    output, _ = process.communicate(timeout=60)
+    assert (process.returncode, output) == (143, "saved\n")
+
+
+class Status(HTTPServer):
+    """A status address that answers with a code."""
+
+    code = 200
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Answer)
+        self.address = f"tcp://127.0.0.1:{self.server_port}"
+
+
+class Answer(BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        assert isinstance(self.server, Status)
+        self.send_response(self.server.code if self.path == "/status" else 404)
+        self.end_headers()
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+@pytest.fixture
+def status() -> Iterator[Status]:
+    with Status() as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield server
+        server.shutdown()
+
+
+def test_health_is_what_the_status_address_says(status: Status) -> None:
+    def code() -> int:
+        return subprocess.run([DEPLOY / "healthy", status.address], capture_output=True, timeout=30).returncode
+
+    assert code() == 0
+    status.code = 503
+    assert code() == 1
+    status.shutdown()
+    status.server_close()
+    assert code() == 2
+
+
+def test_role_that_says_that_it_hangs_is_killed_and_started_again(folder: Path, status: Status) -> None:
+    process = keep(folder, "", f"addresses.status={status.address}")
+    wait_until((folder / "pid").exists, 30)
+    first, status.code = (folder / "pid").read_text(), 503
+    wait_until(lambda: (folder / "pid").read_text() not in ("", first), 60)
+    process.send_signal(signal.SIGTERM)
+    _, errors = process.communicate(timeout=60)
+    assert "role hangs: killing it" in errors
+    assert "role ended with exit code 137: starting it again in 5 s" in errors
+    assert process.returncode == 143

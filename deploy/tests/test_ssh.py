@@ -1,0 +1,147 @@
+"""deploy/ssh: what it refuses, and a fleet on three machines, which are namespaces with sshd (needs root)."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from deploy.tests.boxes import Box, give_venv, sshd
+from deploy.tests.hosts import Bridge, do
+from deploy.tests.tools import DEPLOY
+from tests.rigs.processes import checkpoints, values, wait_until
+
+FLEET = DEPLOY / "ssh/fleet"
+HOSTS = {"box1": "[replay, learner, evaluator]", "box2": "[actor]", "box3": "[actor]"}
+OFTEN = "metrics_interval_seconds=0.5 evaluator.interval_seconds=1 actor.environments=8"
+RUN = "home/apex_jax_fleet/runs/Catch-v0-1"
+
+pytestmark = pytest.mark.deploy
+
+
+def fleet(file: Path, action: str) -> tuple[int, str]:
+    """Runs the command with the ssh beside the file, if there is one; returns its exit code and output."""
+    environment = {**os.environ, "PATH": f"{file.parent}:{os.environ['PATH']}"}
+    done = subprocess.run(
+        [sys.executable, str(FLEET), str(file), action], env=environment, text=True, timeout=400, check=False,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+    )  # fmt: skip
+    return done.returncode, done.stdout
+
+
+def describe(file: Path, settings: str) -> Path:
+    hosts = "".join(f"  {name}: {roles}\n" for name, roles in HOSTS.items())
+    file.write_text(f"arguments: --config catch {OFTEN} {settings}\nhosts:\n{hosts}")
+    return file
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize(("text", "line"), [
+    ("hosts: {a: [replay, learner, actor], b: [player]}", "its hosts the roles replay, learner, evaluator, actor"),
+    ("hosts: {a: [replay, learner]}", "must have one replay, one learner and at least one actor"),
+    ("hosts: {a: [replay, replay, learner, actor]}", "must have one replay, one learner"),
+    ("hosts: {a: [replay, learner, actor]}\nuser: me", "it may have the keys hosts, arguments, "),
+    ("hosts: {a: [replay, learner, actor]}\nfolder: /", "folder must consist of letters"),
+    ("hosts: {-oProxyCommand=x: [replay, learner, actor]}", "no host may begin with -"),
+    ("hosts: [", "while parsing"),
+    ("", "NoneType"),
+])  # fmt: skip
+def test_file_that_is_no_fleet_is_refused_in_one_line(tmp_path: Path, text: str, line: str) -> None:
+    (tmp_path / "lab.yaml").write_text(text)
+    code, said = fleet(tmp_path / "lab.yaml", "start")
+    assert code == 2
+    assert said.startswith(f"error: {tmp_path}/lab.yaml: ")
+    assert line in said
+    assert said.count("\n") == 1
+
+
+@pytest.mark.quick
+def test_wrong_argument_is_refused_before_any_host_is_asked(tmp_path: Path) -> None:
+    code, said = fleet(describe(tmp_path / "lab.yaml", "seed=-1"), "start")
+    assert (code, said.count("\n")) == (2, 1)
+    assert "seed=-1" in said
+
+
+@pytest.fixture
+def lab(tmp_path: Path) -> Iterator[dict[str, Box]]:
+    if os.geteuid() != 0:
+        pytest.skip("needs root: machines are namespaces")
+    if shutil.which("sshd", path="/usr/sbin:/usr/bin") is None:
+        pytest.skip("sshd is not installed (Debian: apt install openssh-server)")
+    key, config = tmp_path / "key", tmp_path / "config"
+    do("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", key)
+    with Bridge() as bridge:
+        boxes = {}
+        try:
+            for number, name in enumerate(HOSTS, 21):
+                folder = tmp_path / name
+                script = sshd(folder, key)
+                give_venv(folder / "home/apex_jax_fleet/code")
+                boxes[name] = Box(bridge, number, folder, script)
+            aliases = "".join(f"Host {name}\n  HostName {box.address}\n" for name, box in boxes.items())
+            config.write_text(
+                f"{aliases}Host *\n  IdentityFile {key}\n  UserKnownHostsFile {tmp_path}/known\n"
+                "  StrictHostKeyChecking accept-new\n  LogLevel ERROR\n"
+            )
+            (tmp_path / "ssh").write_text(f'#!/bin/sh\nexec {shutil.which("ssh")} -F {config} "$@"\n')
+            (tmp_path / "ssh").chmod(0o755)
+            yield boxes
+        finally:
+            for box in boxes.values():
+                box.switch_off()
+
+
+@pytest.mark.timeout(1500)
+def test_fleet_of_three_machines_survives_the_loss_of_each_is_stopped_and_resumes_to_its_end(
+    lab: dict[str, Box], tmp_path: Path
+) -> None:
+    file, run = describe(tmp_path / "lab.yaml", "total_updates=0"), lab["box1"].folder / RUN
+
+    def updates() -> float:
+        return max(values(run, "learner", "learner/updates"), default=0.0)
+
+    def wait_for_progress() -> None:
+        before = updates()
+        wait_until(lambda: updates() > before + 100)
+        wait_until(lambda: values(run, "replay", "replay/actors")[-1:] == [2.0])
+
+    assert fleet(file, "start")[0] == 0
+    assert {path.name for path in (lab["box2"].folder / "home/apex_jax_fleet/keys").glob("*.secret")} == {
+        "actor.secret"
+    }
+    wait_for_progress()
+    wait_until(lambda: fleet(file, "status")[0] == 0)
+    _, said = fleet(file, "status")
+    assert all(name in said for name in ("replay", "learner", "evaluator", "actor-0", "actor-1"))
+
+    for name, box in lab.items():
+        before = checkpoints(run)
+        box.kill_all()
+        assert box.processes() == []
+        if name == "box1":
+            assert fleet(file, "status")[0] == 1
+        code, said = fleet(file, "start")
+        assert (code, said.count("is started"), said.count("runs already")) == (
+            0,
+            *((3, 2) if name == "box1" else (1, 4)),
+        )
+        wait_for_progress()
+        assert checkpoints(run) >= before
+
+    learned = updates()
+    assert fleet(file, "stop") == (0, "")
+    assert [box.processes() for box in lab.values()] == [[], [], []]
+    assert checkpoints(run)[-1] >= learned
+
+    limit = checkpoints(run)[-1] + 500
+    assert fleet(describe(file, f"total_updates={limit}"), "start")[0] == 0
+    wait_until(lambda: not any(box.processes() for box in lab.values()))
+    assert checkpoints(run)[-1] >= limit
+    assert values(run, "evaluator", "eval/updates")[-1] >= limit
+    logs = [path.read_text() for box in lab.values() for path in (box.folder / "home/apex_jax_fleet/logs").iterdir()]
+    assert not any("Traceback" in log for log in logs)
