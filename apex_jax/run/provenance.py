@@ -48,8 +48,9 @@ def check_resumable(config: Config, run_directory: str = "", fix: str = "") -> N
     empty = that of `config`; `fix`: end of the message, which advises the user; empty = the usual advice.
     """
     directory = run_directory or config.directory
-    has_checkpoint = _has(directory, "checkpoints", "[!.]*") or _has(directory, ".", "params-*")  # of run/best.py
-    if not has_checkpoint and not _has(directory, server_name(config.replay.index), "segments-*"):
+    folder = Path(directory)
+    has_checkpoint = any(folder.glob("checkpoints/[!.]*")) or any(folder.glob("params-*"))  # of run/best.py
+    if not has_checkpoint and not any(folder.glob(f"{server_name(config.replay.index)}/segments-*")):
         return
     if (before := _written(directory)) is None:
         return
@@ -60,13 +61,6 @@ def check_resumable(config: Config, run_directory: str = "", fix: str = "") -> N
         what = describe_differences(was, now)
         fix = fix or "choose a new run_directory, or the old values"
         raise UsageError(f"{directory} cannot be resumed: {what}; {fix}")
-
-
-def _has(run_directory: str, folder: str, pattern: str) -> bool:
-    try:
-        return any(Path(run_directory, folder).glob(pattern))
-    except OSError:
-        return False
 
 
 def record_start(config: Config) -> None:
