@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import platform
+import sys
 import zlib
 from pathlib import Path
 
@@ -94,7 +95,7 @@ def check_device(role: str, config: Config) -> None:
 
 
 def keep_compiled_programs() -> None:
-    """Enables JAX's cache of compiled programs, before JAX is first used, so that a second start learns sooner.
+    """Enables JAX's cache of compiled programs, before the first is compiled, so that a second start learns sooner.
 
     The cache is in the user's cache folder, separate for each kind of processor; JAX_COMPILATION_CACHE_DIR overrides
     it. If it is not writable, every start compiles again. A run of Pong on the CPU adds 0.8 MB to it.
@@ -109,6 +110,9 @@ def keep_compiled_programs() -> None:
         os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(cache))
         os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
         os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
+    if (jax := sys.modules.get("jax")) and (folder := os.environ.get("JAX_COMPILATION_CACHE_DIR")):
+        jax.config.update("jax_compilation_cache_dir", folder)  # it has read the variables already
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
 
 
 def _processor_kind() -> str:

@@ -25,7 +25,7 @@ from apex_jax.config import Config
 from apex_jax.config.load import RESULT_KEYS, config_of, load_run, parse_overrides
 from apex_jax.config.trust import check_trusted
 from apex_jax.host.disk import run_of_checkpoint
-from apex_jax.host.errors import RunError, first_line, short_repr
+from apex_jax.host.errors import RunError, UsageError, first_line, short_repr
 from apex_jax.host.machine import usable_memory_bytes
 from apex_jax.run import params_file
 from apex_jax.run.best import is_best, read_best
@@ -72,27 +72,25 @@ class Agent(NamedTuple):
 def load_agent(run: str | os.PathLike[str], updates: int | None, code: Mapping[str, Any]) -> Agent:
     """Returns the agent of a run. Arguments, but for exported policies, and errors: see `load_policy`."""
     directory, step = run_of_checkpoint(run)
-    environment_spec = read_environment_spec(directory)
-    config = resolved(load_run(directory, RESULT_KEYS), environment_spec.spec)
-    check_trusted(config, run, code, ("algorithm.", "network."))
-    find_code(config, directory)
-    algorithm = make_algorithm(config, environment_spec.spec)
-    restored = restore_params(config, directory, algorithm, step if updates is None else updates)
-    if restored is None:
-        raise RunError(f"{directory} holds no checkpoint yet; try again after its first minute of training")
+    with _read_as_written(directory, "run of this release"):
+        environment_spec = read_environment_spec(directory)
+        config = resolved(load_run(directory, RESULT_KEYS), environment_spec.spec)
+        check_trusted(config, run, code, ("algorithm.", "network."))
+        find_code(config, directory)
+        algorithm = make_algorithm(config, environment_spec.spec)
+        restored = restore_params(config, directory, algorithm, step if updates is None else updates)
     return Agent(config, environment_spec, algorithm, *restored)
 
 
 def _exported_policy(path: Path, updates: int | None, exploration: float, code: Mapping[str, Any]) -> Policy:
     """Returns the policy of a file that `python main.py export` has written. Raises RunError or UsageError."""
     metadata = params_file.read_metadata(path)
-    with _read_as_exported(path):
+    with _read_as_written(path, "policy that `export` wrote"):
         config, environment_spec = (
             config_of(json.loads(metadata["config"])),
             of_record(json.loads(metadata["interface"])),
         )
-    check_trusted(config, path.parent, code, ("algorithm.", "network."))
-    with _read_as_exported(path):
+        check_trusted(config, path.parent, code, ("algorithm.", "network."))
         algorithm = make_algorithm(config, environment_spec.spec)
     params, progress = _exported_params(config, path, algorithm, updates)
     return Policy(algorithm, params, environment_spec, progress.updates, exploration)
@@ -100,7 +98,7 @@ def _exported_policy(path: Path, updates: int | None, exploration: float, code: 
 
 def _exported_params(config: Config, path: Path, algorithm: Algorithm, updates: int | None) -> tuple[Params, Progress]:
     """Returns what `restore_params` does, of the file of an exported policy. Raises RunError."""
-    with _read_as_exported(path):
+    with _read_as_written(path, "policy that `export` wrote"):
         state, metadata = _shapes_of(algorithm, path), params_file.read_metadata(path)
         like, made = algorithm.acting_params(state), int(metadata["updates"])
         steps = int(metadata.get("environment_steps", 0))
@@ -111,21 +109,25 @@ def _exported_params(config: Config, path: Path, algorithm: Algorithm, updates: 
 
 
 @contextlib.contextmanager
-def _read_as_exported(path: Path) -> Iterator[None]:
+def _read_as_written(path: str | os.PathLike[str], kind: str) -> Iterator[None]:
+    """Raises RunError for an exception of any type: the files may describe any network. `kind`: what they should be."""
     try:
         yield
-    except Exception as error:  # of any type: the file may describe any network
-        what = f"{path} is no policy that `export` wrote: {first_line(error)}"
-        raise RunError(f"{what}; give the folder of one, or a run directory") from None
+    except (RunError, UsageError):
+        raise
+    except Exception as error:
+        what = f"{os.fspath(path)} is no {kind}: {first_line(error)}"
+        raise RunError(f"{what}; give the folder of an exported policy, or a run directory") from error
 
 
 def restore_params(
     config: Config, run: str | os.PathLike[str], algorithm: Algorithm, updates: int | None = None
-) -> tuple[Params, Progress] | None:
-    """Returns the params of a run's newest checkpoint, or of that after `updates`, on the device; None if it has none.
+) -> tuple[Params, Progress]:
+    """Returns the params of a run's newest checkpoint, or of that after `updates`, on the device.
 
     `config`: as `agent.registry.resolved` returns it; `run`: may also be the folder of the best evaluation, see
-    `apex_jax.run.best`, or of an exported policy. Raises RunError, see `Checkpointer.restore_newest`.
+    `apex_jax.run.best`, or of an exported policy. Raises RunError, see `Checkpointer.restore_newest`; also without a
+    checkpoint.
     """
     if (exported := Path(run, params_file.FILE_NAME)).is_file():
         return _exported_params(config, exported, algorithm, updates)
@@ -142,7 +144,7 @@ def restore_params(
     checkpointer = Checkpointer(os.fspath(run), read_only=True)
     restored = checkpointer.restore_newest(state, config.checkpoint_compatibility_key, architecture, updates)
     if restored is None:
-        return None
+        raise RunError(f"{checkpointer.directory} holds no checkpoint yet; try again after a minute of training")
     saved, progress = restored
     # On the device, because a jitted call would copy NumPy arrays each time.
     return jax.device_put(algorithm.acting_params(type(state)(*saved))), progress

@@ -18,7 +18,7 @@ from types import FrameType
 import numpy as np
 
 from apex_jax.config import Config
-from apex_jax.host.disk import lock
+from apex_jax.host.disk import lock_file
 from apex_jax.host.errors import RunError, printable
 from apex_jax.transport.addresses import UnresolvedHost, resolve, split
 
@@ -139,21 +139,18 @@ def lock_name(run_directory: str, name: str) -> Iterator[None]:
     """
     path = Path(run_directory, "metrics", f".{name}.lock")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o644)
+        descriptor = lock_file(path)
     except OSError:  # metrics cannot be written either: MetricsWriter logs that, and the run goes on
         yield
         return
-    try:
-        if not lock(path.parent, descriptor):
-            stem, _, number = name.rpartition("-")
-            free = f"{stem}-{int(number) + 1}" if stem and number.isdecimal() else f"{name}-2"
-            raise RunError(
-                f"another process in {run_directory} is named {name}: give this one a name of its own, --name {free}"
-            )
+    if descriptor is None:
+        stem, _, number = name.rpartition("-")
+        free = f"{stem}-{int(number) + 1}" if stem and number.isdecimal() else f"{name}-2"
+        raise RunError(
+            f"another process in {run_directory} is named {name}: give this one a name of its own, --name {free}"
+        )
+    with open(descriptor):
         yield
-    finally:
-        os.close(descriptor)
 
 
 def process_rng(seed: int, *key: int) -> np.random.Generator:

@@ -57,8 +57,7 @@ class ReplayClient:
     `away_limit_seconds` (0 = for ever), and send unacknowledged items again. A link that failed, because the server
     refuses this client or was away for too long, raises RunError, with a message of one line.
 
-    One thread may insert and another one draw. A process that forks must make its client after the fork: in the child,
-    a client that was connected before raises RunError.
+    One thread may insert and another one draw. A process that forks must make its client after the fork.
     """
 
     def __init__(self, config: str | os.PathLike[str], *settings: str, prefetch: int = 0) -> None:
@@ -78,7 +77,6 @@ class ReplayClient:
         self._prefetch = prefetch
         self._writer: _Writer | None = None
         self._reader: _Reader | None = None
-        self._process_id = os.getpid()  # of the process that may use the links
 
     def __enter__(self) -> ReplayClient:
         return self
@@ -102,7 +100,6 @@ class ReplayClient:
         or its rate limiter waits for draws. Raises ValueError, before anything is inserted, if an array does not fit,
         and RunError once the link has failed.
         """
-        self._check_process()
         rows, priority = self._rows(items, priorities)
         self._open_writer().insert(rows, priority)
 
@@ -112,7 +109,6 @@ class ReplayClient:
         A segment sent before it is full takes the room of a full one in the replay. Raises TimeoutError after the
         timeout (None = never), while unacknowledged items stay on their way, and RunError.
         """
-        self._check_process()
         if self._writer is not None:
             self._writer.flush(timeout_seconds)
 
@@ -123,7 +119,6 @@ class ReplayClient:
         of a client also waits for all items in the replay, which are sent to it once. Raises RunError once the link has
         failed, and TimeoutError after the timeout (None = never); the next call then returns the batch of this one.
         """
-        self._check_process()
         if self._reader is None:
             self._reader = _Reader(self._config, self._spec, self.dtype, self._prefetch)
         return self._reader.sample(timeout_seconds)
@@ -134,28 +129,17 @@ class ReplayClient:
         Draws asked for later use them. Those of items that have left the replay are ignored, as are those of a batch
         that was drawn before the link was lost. Raises ValueError if they do not fit the batch.
         """
-        self._check_process()
         if self._reader is None:
             raise ValueError("handles are not of this client: it has drawn nothing")
         self._reader.update_priorities(handles, priorities)
 
     def close(self) -> None:
         """Ends both links without a wait; items that were not flushed may be lost."""
-        if os.getpid() != self._process_id:
-            return  # the links are the parent's
         if self._writer is not None:
             self._writer.close()
         if self._reader is not None:
             self._reader.close()
         self._writer = self._reader = None
-
-    def _check_process(self) -> None:
-        """Raises RunError in a child that was forked after the links were opened: their threads are the parent's."""
-        if self._writer is None and self._reader is None:
-            self._process_id = os.getpid()
-        elif os.getpid() != self._process_id:
-            what = f"this ReplayClient belongs to process {self._process_id}, from which {os.getpid()} was forked"
-            raise RunError(f"{what}; make a client of its own after the fork")
 
     def _open_writer(self) -> _Writer:
         if self._writer is None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -78,7 +77,7 @@ def train(
     checked = load_with(config_file(os.fspath(config)), given)
     role = "one_process" if checked.processes == "one" else "local"
     choose_device(role, checked)
-    _keep_compiled_programs()
+    keep_compiled_programs()
     check_device(role, checked)
     stop = StopSignal()
     if checked.processes == "one":
@@ -88,13 +87,6 @@ def train(
         with _following(checked, callback, stop):
             local.run(checked, "local", stop)
     return Run(checked, tuple(read_evaluations(checked.directory)))
-
-
-def _keep_compiled_programs() -> None:
-    keep_compiled_programs()
-    if (jax := sys.modules.get("jax")) and "JAX_COMPILATION_CACHE_DIR" in os.environ:  # JAX has read this already
-        jax.config.update("jax_compilation_cache_dir", os.environ["JAX_COMPILATION_CACHE_DIR"])
-        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
 
 
 @contextlib.contextmanager

@@ -115,7 +115,7 @@ class SimulatedActor:
             else:
                 self._acknowledged = message.sequence
         if now_seconds >= self._next_sign:
-            sockets.send(self.socket, ActorStatus(self.peer_id, 0.0, 0) if self._credit else self._hello)
+            sockets.send(self.socket, ActorStatus(0.0, 0) if self._credit else self._hello)
             self._next_sign = now_seconds + 1.0
 
     @property
@@ -281,7 +281,7 @@ class DrawingClient:
 
     def close(self) -> None:
         """Sends a goodbye and disconnects; without it, the server would store nothing until it evicts this client."""
-        self._send(Goodbye(self._peer_id))
+        self._send(Goodbye())
         self._socket.close()
         self._context.term()
 
@@ -292,11 +292,11 @@ class DrawingClient:
     def _ask(self, groups: int, segments: int) -> None:
         self._asked_seconds.extend([time.monotonic()] * groups)
         counts = np.full((groups, self._batches_at_once), BATCH_SIZE, np.int32)
-        self._send(Credit(self._peer_id, segments, counts if groups else NO_COUNTS))
+        self._send(Credit(segments, counts if groups else NO_COUNTS))
 
     def _answer(self, batches: IndexBatches) -> None:
         indices, generations = batches.indices.ravel(), batches.generations.ravel()
-        self._send(PriorityUpdate(self._peer_id, indices, generations, self._priorities))
+        self._send(PriorityUpdate(indices, generations, self._priorities))
         self._ask(1, 0)
 
     def _send(self, message: Any) -> None:

@@ -17,10 +17,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+from matplotlib.figure import Figure
 
 from apex_jax.config.load import load
 from apex_jax.plotting.curves import Group, held
-from apex_jax.plotting.plot import draw_each_against_the_first
+from apex_jax.plotting.plot import AXES, draw_group
 from apex_jax.plotting.plot_command import groups_of
 from apex_jax.plotting.statistics import bootstrap_interval, interquartile_mean
 from apex_jax.run.metric_files import read_metrics
@@ -46,6 +47,7 @@ DPG: dict[str, tuple[str, ...]] = {
     "no layer normalization": ("network.layer_norm=false",),
 }
 VARIANTS = {"dqn": DQN, "dpg": DPG}
+COLUMNS = 3  # of panels
 GRID = 200  # positions of a curve, for its mean
 
 
@@ -81,9 +83,30 @@ def main() -> None:
     for name, directories in runs.items():
         pack(directories, arguments.publish / file_of(name))
     groups = groups_of([f"{name}={directory}" for name, directories in runs.items() for directory in directories])
-    draw_each_against_the_first(groups, arguments.publish / "ablations.png")
+    draw(groups, arguments.publish / "ablations.png")
     (arguments.publish / "table.md").write_text(table(groups) + "\n")
     print(table(groups))
+
+
+def draw(groups: Sequence[Group], path: Path) -> None:
+    """Draws each group except the first over frames, in its own panel with the first group in grey behind it."""
+    first, *others = groups
+    figure = Figure(figsize=(11, 3.1 * -(-len(others) // COLUMNS)), dpi=100, layout="constrained")
+    panels = figure.subplots(-(-len(others) // COLUMNS), COLUMNS, sharex=True, sharey=True, squeeze=False)
+    for i, panel in enumerate(panels.flat):
+        panel.set_visible(i < len(others))
+        panel.grid(alpha=0.3)
+        panel.set(xlabel=AXES["frames"], ylabel="return")
+        panel.ticklabel_format(useOffset=False)
+        panel.label_outer()
+    for panel, group in zip(panels.flat, others, strict=False):
+        draw_group(panel, "frames", first, "#999999", normalized=False)
+        draw_group(panel, "frames", group, "#0072B2", normalized=False)
+        panel.set_title(group.label, fontsize="medium")
+    handles, labels = panels[0, 0].get_legend_handles_labels()
+    texts = [labels[0], "the same, changed as the title says"]
+    figure.legend(handles, texts, loc="outside lower center", ncols=2, fontsize="small")
+    figure.savefig(path)
 
 
 def file_of(variant: str) -> str:

@@ -40,33 +40,24 @@ ALGORITHMS: dict[str, Entry] = {
 def make_algorithm(config: Config, spec: SegmentSpec, compute_dtype: Any = jnp.float32) -> Algorithm:
     """Returns the algorithm of this configuration; `compute_dtype` is the dtype of the network's activations.
 
-    Runs in one process that differ only in the learning rate, or in what is not computed here, share their compiled
-    programs. Imports the user's module if `algorithm.name` or `network.name` names one. Raises UsageError, see
-    `resolved` and `imported_names`; also if a function of the user's fails.
+    Runs in one process that differ only in seed, directory and learning rate share their compiled programs. Imports the
+    user's module if `algorithm.name` or `network.name` names one. Raises UsageError, see `resolved` and
+    `imported_names`; also if a function of the user's fails.
     """
     name = resolved(config, spec).algorithm.name
     if not names_code(name):
         make = ALGORITHMS[name].make
         if names_code(config.network.name):  # whose class may have changed
             return make(config, spec, compute_dtype)
-        return _at_learning_rate(config.learner.learning_rate, _shared(make, _parts(config), spec, compute_dtype))
+        learner = replace(config.learner, learning_rate=1.0)
+        shared = _shared(make, config.replace(seed=0, run_directory="", learner=learner), spec, compute_dtype)
+        return _at_learning_rate(config.learner.learning_rate, shared)
     [make] = imported_names("algorithm.name", name)
     with reported(f"algorithm.name={name}", UsageError, make):
         algorithm = make(config, spec, compute_dtype)
         if not isinstance(algorithm, Algorithm):
             raise TypeError(f"returned {type(algorithm).__name__}, not an Algorithm")
         return algorithm
-
-
-def _parts(config: Config) -> Config:
-    """Returns what an algorithm of this package reads, with a learning rate of 1."""
-    return Config(
-        algorithm=config.algorithm,
-        network=config.network,
-        actor=config.actor,
-        learner=replace(config.learner, learning_rate=1.0),
-        evaluator=config.evaluator,
-    )
 
 
 @lru_cache(maxsize=4)

@@ -21,7 +21,6 @@ class AlgorithmConfig:
         JsonObject("{}"),
         "a mapping such as {atoms: 51} for an algorithm of your own: json.loads(config.algorithm.settings)",
         scope="weights",
-        before="{}",
     )
     n_step: int = key(3, "rewards summed before the bootstrap", "steps", 1, 64, scope="run")
     discount: float = key(0.99, "gamma, per step", "", 0, 1, scope="run")
@@ -34,21 +33,18 @@ class AlgorithmConfig:
         False,
         "DPG: two critics, of which the smaller value is the target (Fujimoto et al. 2018); for tasks that terminate",
         scope="weights",
-        of="vectors",
     )
     munchausen: bool = key(
         False,
         "DQN: soft target with the log-probability of the action added to the reward (Vieillard et al. 2020), instead"
         " of double_q",
         scope="weights",
-        before="false",
     )
     value_rescaling: bool = key(
         False,
         "DQN: the network learns returns whose size is nearly that of their square root (Pohlen et al. 2018); for"
         " environment.reward_clip=0",
         scope="weights",
-        before="false",
     )
     quantiles: int = key(
         0,
@@ -57,7 +53,6 @@ class AlgorithmConfig:
         0,
         256,
         scope="weights",
-        before="0",
     )
 
 
@@ -70,17 +65,12 @@ class NetworkConfig:
         "auto = the one described by the keys below; MODULE:CLASS = a Flax module of your own in place of QNetwork;"
         " DPG: MODULE:CLASS,CLASS = in place of Policy and Critic (apex_jax/agent/networks.py)",
         scope="weights",
-        before="auto",
     )
-    channels: tuple[int, ...] = key(
-        (32, 64, 64), "output channels of each convolution", "", 1, 4096, scope="weights", of="pixels"
-    )
+    channels: tuple[int, ...] = key((32, 64, 64), "output channels of each convolution", "", 1, 4096, scope="weights")
     kernel_sizes: tuple[int, ...] = key(
-        (8, 4, 3), "kernel height and width of each convolution", "pixels", 1, 64, scope="weights", of="pixels"
+        (8, 4, 3), "kernel height and width of each convolution", "pixels", 1, 64, scope="weights"
     )
-    strides: tuple[int, ...] = key(
-        (4, 2, 1), "stride of each convolution", "pixels", 1, 16, scope="weights", of="pixels"
-    )
+    strides: tuple[int, ...] = key((4, 2, 1), "stride of each convolution", "pixels", 1, 16, scope="weights")
     hidden_units: int = key(512, "units of the hidden layer of each stream", "", 1, 65536, scope="weights")
     dueling: bool = key(True, "separate value and advantage streams (Wang et al. 2016)", scope="weights")
     unseen_pixels: bool = key(False, "kernels and strides may leave pixels unseen, in between or at two edges")
@@ -90,11 +80,9 @@ class NetworkConfig:
         " et al. 2018), for GPUs, not measured; kernel_sizes and strides do not apply",
         choices=("convolutions", "impala"),
         scope="weights",
-        of="pixels",
-        before="convolutions",
     )
     policy_units: tuple[int, ...] = key(
-        (300, 200), "DPG: units of each hidden layer of the policy", "", 1, 65536, scope="weights", of="vectors"
+        (300, 200), "DPG: units of each hidden layer of the policy", "", 1, 65536, scope="weights"
     )
     critic_units: tuple[int, ...] = key(
         (400, 300),
@@ -103,15 +91,13 @@ class NetworkConfig:
         1,
         65536,
         scope="weights",
-        of="vectors",
     )
     layer_norm: bool = key(
         False,
         "layer normalization; DQN: of the last convolution and of the hidden layers; DPG: in hidden layers after the"
         " first, which are residual blocks (Lee et al. 2024)",
         scope="weights",
-        before="false",
     )
     normalize_observations: bool = key(
-        False, "DPG: observations are normalized by their running mean and variance", scope="weights", of="vectors"
+        False, "DPG: observations are normalized by their running mean and variance", scope="weights"
     )

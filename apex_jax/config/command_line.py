@@ -8,7 +8,7 @@ import os
 import re
 import textwrap
 from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from apex_jax import __version__
 from apex_jax.config.keys import Config, server_name
@@ -24,7 +24,7 @@ from apex_jax.config.load import (
     is_file,
     load_run_to_play,
     load_with,
-    parse_override,
+    parse_overrides,
     settings_of,
     yaml_text,
 )
@@ -58,7 +58,7 @@ def parse(argv: Sequence[str]) -> Command:
         raise UsageError(
             f"--name {options.name!r}: names a log file; use 1 to 64 letters, digits and _ . -, no . or - first"
         )
-    given = _parse_overrides_once(rest, options.role)
+    given = parse_overrides(rest, options.role)
     checkpoint = given.get("evaluator.checkpoint")
     if checkpoint and options.role == "evaluator" and options.config is None:
         config = load_run_to_play(_run_of(checkpoint), given)
@@ -92,9 +92,6 @@ def _without_seeds(texts: Sequence[str], role: str) -> tuple[list[str], tuple[in
         raise UsageError(
             f"{short_repr(given[0])}: must be different whole numbers, 0 to 2147483647, such as seeds=1,2,3"
         )
-    others = [text for text in texts if text != given[0] and text.startswith(("seed=", "seeds="))]
-    if others or len(given) > 1:
-        raise UsageError(f"{short_repr(given[0])} and {short_repr([*others, given[-1]][0])} are both given; keep one")
     seeds = tuple(map(int, numbers))
     return [f"seed={seeds[0]}", *(text for text in texts if text != given[0])], seeds
 
@@ -112,18 +109,6 @@ def _check_series(config: Config, seeds: tuple[int, ...]) -> None:
         raise UsageError(f"{what}; give seed=N in place of {short_repr(text)}, or leave it out")
     if not any((*limits, config.evaluator.stop_at_return)):
         raise UsageError(f"{short_repr(text)}: the first run would never end; set total_updates, or another limit")
-
-
-def _parse_overrides_once(texts: Sequence[str], group: str) -> dict[str, Any]:
-    """Returns the values of the settings by key. Raises UsageError if a key has two: one of them would be ignored."""
-    values: dict[str, Any] = {}
-    text_of: dict[str, str] = {}
-    for text in texts:
-        for name, value in parse_override(text, group).items():
-            if name in values:
-                raise UsageError(f"{name} is given twice, {short_repr(text_of[name])} and {short_repr(text)}; keep one")
-            values[name], text_of[name] = value, text
-    return values
 
 
 def _run_of(checkpoint: str) -> str:

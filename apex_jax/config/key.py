@@ -22,9 +22,7 @@ class Key:
     """The help text of a key, the limits of its values, and which processes and files must have the same value.
 
     `scope`: "run": all roles of a run, and its files; "weights": the learner, receivers of its weights and checkpoints;
-    "checkpoint": a learner and the checkpoint from which it resumes; empty: none. `of`: the only kind of tasks that
-    `scope` applies to ("pixels", "vectors", "gymnasium", "items"); empty: all. `before`: the value, as text, in older
-    files, which lack the key; empty: unknown, and not compared.
+    "checkpoint": a learner and the checkpoint from which it resumes; empty: none.
     """
 
     text: str
@@ -33,8 +31,6 @@ class Key:
     high: float | None = None
     choices: tuple[str, ...] = ()
     scope: str = ""
-    of: str = ""
-    before: str = ""
 
 
 def key(
@@ -44,7 +40,7 @@ def key(
     low: float | None = None,
     high: float | None = None,
     choices: tuple[str, ...] = (),
-    **scope: str,
+    scope: str = "",
 ) -> Any:
-    """Returns a dataclass field whose metadata holds its `Key`; `scope`: its last three fields."""
-    return field(default=default, metadata={"key": Key(text, unit, low, high, choices, **scope)})
+    """Returns a dataclass field whose metadata holds its `Key`."""
+    return field(default=default, metadata={"key": Key(text, unit, low, high, choices, scope)})

@@ -46,7 +46,6 @@ class EnvironmentConfig:
         JsonObject("{}"),
         "gymnasium:, jax: and gymnax: tasks: arguments of the environment, a mapping such as {gravity: -5.0}",
         scope="run",
-        of="gymnasium",
     )
     observation_layout: str = key(
         "auto",
@@ -54,8 +53,6 @@ class EnvironmentConfig:
         " vector = it is no image; auto = by its shape and bounds, which the run prints at its start",
         choices=("auto", "vector", "HW", "HWC", "CHW", "HWCC", "CHWC", "CCHW"),
         scope="run",
-        of="gymnasium",
-        before="auto",
     )
     own_processes: bool = key(
         True,
@@ -94,12 +91,6 @@ class EnvironmentConfig:
     def has_spaces(self) -> bool:
         """Whether spaces of Gymnasium describe the task, which may be the user's, and not EnvPool."""
         return self.is_gymnasium or self.is_jax
-
-    @property
-    def kinds(self) -> set[str]:
-        """The kinds of tasks that this one is or may be, as keys name them (`Key.of`)."""
-        kinds = {"gymnasium", "pixels", "vectors"} if self.has_spaces else {"vectors"}
-        return {"pixels"} if self.is_atari else kinds
 
 
 @dataclass(frozen=True)
@@ -186,7 +177,6 @@ class ReplayConfig:
         "the replay server alone, for items of programs of your own (docs/replay.md): NAME:DTYPE or NAME:DTYPE[SHAPE]"
         " of each column, as in 'tokens:int32[512], reward:float32'; empty = experience of environment.task",
         scope="run",
-        of="items",
     )
 
     @property
@@ -330,14 +320,13 @@ class Config:
         return self._values_of("run", "weights", "checkpoint")
 
     def _values_of(self, *scopes: str) -> str:
-        """Returns `name=value` of each key of these scopes that concerns the task, separated by spaces."""
+        """Returns `name=value` of each key of these scopes, separated by spaces."""
         words = []
         for group in (item.name for item in dataclasses.fields(self) if "key" not in item.metadata):
             members = getattr(self, group)
             for item in dataclasses.fields(members):
                 value, scoped = getattr(members, item.name), item.metadata["key"]
-                concerned = not scoped.of or scoped.of in self.environment.kinds
-                if scoped.scope in scopes and concerned and (group, item.name, value) != ("algorithm", "name", "auto"):
+                if scoped.scope in scopes and (group, item.name, value) != ("algorithm", "name", "auto"):
                     words.append(f"{compatibility_name(f'{group}.{item.name}')}={_word(value)}")
         return " ".join(words)
 

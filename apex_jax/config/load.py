@@ -290,8 +290,10 @@ def _values(tree: Mapping[Any, Any]) -> dict[str, Any]:
         try:
             values[name] = _parse_value(SETTINGS[name], SETTINGS[name].kind, value)
         except ValueError as error:
-            fix = _fix(SETTINGS[name].kind, value)
-            raise UsageError(f"{name}={_value_text(value)}: {error}{fix}") from None
+            is_text = isinstance(value, str) and SETTINGS[name].kind in (bool, int, float)  # such as a quoted number
+            is_quoted = is_text or isinstance(value, list | None)
+            text = json.dumps(value, ensure_ascii=False, default=str) if is_quoted else value
+            raise UsageError(f"{name}={short_repr(text)}: {error}") from None
     return values
 
 
@@ -310,27 +312,6 @@ def _flatten(tree: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, A
         else:
             first = next(settings_of(GROUPS[name], name)).name
             raise UsageError(f"{name}={short_repr(value)}: is a group of keys, not one; set its keys, such as {first}")
-
-
-def _value_text(value: Any) -> str:
-    """Returns a rejected value as YAML, so that null, an empty text and a quoted number look different."""
-    if value is None or value == "" or _is_quoted(value):
-        return short_repr(json.dumps(value, ensure_ascii=False))
-    return short_repr(json.dumps(value, ensure_ascii=False, default=str) if isinstance(value, list) else value)
-
-
-def _fix(kind: Any, value: Any) -> str:
-    if value is None:
-        return "; null is no value: give one, or leave the key out"
-    return "; it is text: leave out the quotes" if kind is not str and _is_quoted(value) else ""
-
-
-def _is_quoted(value: Any) -> bool:
-    """Returns whether a text would be a number, a list or another value without its quotes."""
-    try:
-        return isinstance(value, str) and not isinstance(_value(value), str | None)
-    except Exception:  # as in _read
-        return False
 
 
 def _parse_value(setting: Setting, kind: Any, value: Any) -> Any:

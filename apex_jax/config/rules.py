@@ -5,34 +5,22 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Iterator
-from itertools import pairwise
 from operator import attrgetter
 from typing import TypeAlias
 
 from apex_jax.config.key import names_code
-from apex_jax.config.keys import IMPALA_OUTPUTS, Config, NetworkConfig
+from apex_jax.config.keys import Config, NetworkConfig
 from apex_jax.host.errors import CREDENTIALS, UsageError, short_repr
 
 MAX_IPC_PATH_BYTES = 107  # longest path of a Unix socket
-MAX_PARAMETER_BYTES = 2**29  # copies apex_jax.types.MAX_WEIGHTS_BYTES, because that module imports numpy
-MAX_SEGMENT_BYTES = 2**25  # copies apex_jax.types.MAX_SEGMENT_BYTES
-COLUMN_BYTES = 17  # all columns of one slot, if actions are discrete; see `SegmentSpec.columns`
-HEADER_BYTES = 18  # copies apex_jax.segment_codec.HEADER_BYTES
-ATARI_ACTIONS = 18  # number of actions in the full action set
 
 Rule: TypeAlias = tuple[str, bool, str]  # key, whether its value is valid, what the value must be
 
 
 def check(config: Config) -> None:
     """Raises UsageError for the first rule that the configuration breaks."""
-    for name, is_right, requirement in (
-        *_size_rules(config),
-        *_network_rules(config),
-        *_address_rules(config),
-        *_security_rules(config),
-        *_storage_rules(config),
-        *_metrics_rules(config),
-    ):
+    rules = (_size_rules, _network_rules, _address_rules, _security_rules, _storage_rules, _metrics_rules)
+    for name, is_right, requirement in (rule for of_group in rules for rule in of_group(config)):
         if not is_right:
             value = attrgetter(name)(config)
             raise UsageError(f"{name}={short_repr(list(value) if isinstance(value, tuple) else value)}: {requirement}")
@@ -52,11 +40,6 @@ def _size_rules(config: Config) -> Iterator[Rule]:
         f"must be at least {overlap + 1}, environment.frame_stack + algorithm.n_step, for a transition to start in it"
     )
     yield "actor.segment_slots", slots > overlap, least
-    if environment.is_atari and not replay.columns:  # otherwise environment.segment_spec or item_spec checks the size
-        largest = _max_slots(environment.frame_size)
-        why = f"because a segment is sent in one message of at most {MAX_SEGMENT_BYTES >> 20} MiB; lower either"
-        most = f"must be at most {largest}, with environment.frame_size={environment.frame_size}, {why}"
-        yield "actor.segment_slots", slots <= largest, most
     capacity, servers = "replay.capacity_transitions", replay.servers
     yield "replay.index", replay.index < servers, f"must be 0 to {servers - 1}, with replay.servers={servers}"
     of_each = f" x replay.servers={servers}" if servers > 1 else ""
@@ -107,11 +90,6 @@ def _size_rules(config: Config) -> Iterator[Rule]:
     yield "evaluator.max_episode_frames", config.evaluator.max_episode_frames >= skip, least
 
 
-def _max_slots(frame_size: int) -> int:
-    """Returns the most slots whose pixels fit in a message even if they are noise, which zstd makes 1/256 larger."""
-    return (MAX_SEGMENT_BYTES - HEADER_BYTES) * 256 // (257 * frame_size**2 + 256 * COLUMN_BYTES)
-
-
 def _network_rules(config: Config) -> Iterator[Rule]:
     algorithm, network, size = config.algorithm, config.network, config.environment.frame_size
     is_named = re.fullmatch(r"\w+|[\w.]+:\w+", algorithm.name) is not None
@@ -126,7 +104,6 @@ def _network_rules(config: Config) -> Iterator[Rule]:
         yield f"network.{name}", len(getattr(network, name)) > 0, "must have at least one entry, such as [256, 256]"
     if network.torso == "impala":
         yield "network.channels", len(network.channels) > 0, "must have at least one entry, such as [16, 32, 32]"
-        yield _fits_in_a_message(config, IMPALA_OUTPUTS, "lower it or network.channels")
         return  # this torso sees all pixels
     kernel_sizes, strides = list(network.kernel_sizes), list(network.strides)
     same_length = len(network.channels) == len(kernel_sizes) == len(strides)
@@ -134,15 +111,10 @@ def _network_rules(config: Config) -> Iterator[Rule]:
     yield "network.channels", same_length, equal
     if not config.environment.is_atari:
         return  # CartPole-v1, WalkerWalk-v1: no pixels, no convolutions
-    layers = list(zip(network.kernel_sizes, network.strides, strict=False))
-    left = size
-    for kernel, stride in layers:
-        fix = "use smaller kernels or strides, or a larger environment.frame_size"
-        yield "network.kernel_sizes", kernel <= left, f"{kernel} does not fit on the {left} pixels that are left; {fix}"
-        left = max(0, left - kernel) // stride + 1
-    yield _fits_in_a_message(config, left, "lower it or network.channels, or use larger network.strides")
+    left = check_convolutions(network, size)
     if network.unseen_pixels or config.evaluator.checkpoint:
         return  # a checkpoint trained with unseen pixels can still be evaluated
+    layers = list(zip(kernel_sizes, strides, strict=True))
     force = "to train all the same, set network.unseen_pixels=true"
     skips = f"no stride may be larger than its kernel: the pixels in between would be unseen; {force}"
     yield "network.strides", all(stride <= kernel for kernel, stride in layers), skips
@@ -152,41 +124,21 @@ def _network_rules(config: Config) -> Iterator[Rule]:
     yield "network.strides", seen >= size, f"{blind}; {fix}"
 
 
-def _fits_in_a_message(config: Config, outputs: int, fix: str) -> Rule:
-    num_bytes = 4 * num_parameters(config, outputs)
-    large = f"makes {num_bytes >> 20:,} MiB of parameters, of which {MAX_PARAMETER_BYTES >> 20} can be sent"
-    return "network.hidden_units", num_bytes <= MAX_PARAMETER_BYTES, f"{large}; {fix}"
+def check_convolutions(network: NetworkConfig, pixels: int) -> int:
+    """Returns the height of the convolutions' output for images whose smaller side has this many pixels.
 
-
-def check_convolutions(network: NetworkConfig, pixels: int) -> None:
-    """Raises UsageError if a kernel does not fit on images whose smaller side has this many pixels."""
-    if network.torso == "impala" or network.name != "auto":
-        return
+    Raises UsageError if a kernel does not fit.
+    """
     left = pixels
+    if network.torso == "impala" or network.name != "auto":
+        return left
     for kernel, stride in zip(network.kernel_sizes, network.strides, strict=True):
         if kernel > left:
             sizes = list(network.kernel_sizes)
             what = f"{kernel} does not fit on the {left} pixels that are left of {pixels}"
             raise UsageError(f"network.kernel_sizes={sizes}: {what}; use smaller kernels or strides")
         left = (left - kernel) // stride + 1
-
-
-def num_parameters(config: Config, outputs: int) -> int:
-    """Returns the number of the network's parameters, without biases, for a game with the full action set.
-
-    `outputs`: rows of the torso's output, which has as many columns.
-    """
-    network = config.network
-    planes = (config.environment.frame_stack, *network.channels)
-    streams = 2 if network.dueling else 1
-    if network.torso == "impala":
-        convolutions = sum(9 * after * (before + 4 * after) for before, after in pairwise(planes))
-    else:
-        layers = zip(network.kernel_sizes, planes, network.channels, strict=False)
-        convolutions = sum(kernel**2 * before * after for kernel, before, after in layers)
-    hidden = streams * outputs**2 * planes[-1] * network.hidden_units
-    heads = (ATARI_ACTIONS + streams - 1) * max(1, config.algorithm.quantiles)
-    return convolutions + hidden + network.hidden_units * heads
+    return left
 
 
 def _pixels_seen(outputs: int, layers: list[tuple[int, int]]) -> int:
@@ -248,9 +200,5 @@ def requirement_of_storage_url(url: str) -> str:
     if CREDENTIALS.search(url):
         instead = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY in the environment, or AWS_PROFILE"
         return f"must be without credentials, which others could read; {instead}"
-    scheme, separator, place = url.partition("://")
-    is_right = url.strip("/.") != "" and ":" not in url
-    if separator:
-        is_scheme = re.fullmatch("[a-z][a-z0-9]*", scheme) is not None and scheme != "memory"
-        is_right = is_scheme and place.strip("/") != "" and "::" not in url
-    return "" if is_right else "must be SCHEME://PLACE such as s3://bucket/prefix, or the path of a folder"
+    is_right = re.fullmatch("(s3|file)://.+|[^:]+", url) is not None and url.strip("/.") != ""
+    return "" if is_right else "must be s3://bucket/prefix, file:///path or a folder"

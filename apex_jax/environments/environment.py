@@ -43,7 +43,7 @@ def segment_spec(config: Config) -> SegmentSpec:
         n_step=config.algorithm.n_step,
         action=action_spec(config.environment.task, task.action)._replace(is_masked=task.is_masked),
     )
-    if spec.slots > (most := max_slots(spec)):  # for Atari, `config.rules` has checked this
+    if spec.slots > (most := max_slots(spec)):
         raise UsageError(
             f"actor.segment_slots={spec.slots}: must be at most {most}, with environment.task="
             f"{config.environment.task}, because a segment is sent in one message of at most"

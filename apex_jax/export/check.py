@@ -1,8 +1,7 @@
-"""Compares an exported policy with the policy itself, on observations of its environment."""
+"""Compares an exported policy with the policy itself, on random observations."""
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable
 
 import jax.numpy as jnp
@@ -10,42 +9,17 @@ import numpy as np
 
 from apex_jax.agent.action_masks import INVALID
 from apex_jax.agent.policy_function import observation_shape
-from apex_jax.config import Config
-from apex_jax.environments.environment import VectorEnvironment, segment_spec
 from apex_jax.host.errors import RunError
 from apex_jax.policy import Agent, Policy
 from apex_jax.types import SegmentSpec
 
 TOLERANCE = 1e-5  # relative to the largest value of the batch, or to 1 if all are smaller
-ENVIRONMENTS, STEPS = 8, 8
+OBSERVATIONS = 64
 
 
-def real_observations(config: Config) -> np.ndarray:
-    """Returns 64 observations [64, F, *O] of the first steps of 8 episodes with random actions.
-
-    Raises UsageError if EnvPool cannot make the environment.
-    """
-    spec, rng = segment_spec(config), np.random.default_rng(config.seed)
-    seeds = rng.integers(2**31, size=ENVIRONMENTS)
-    environment = VectorEnvironment(config, spec, seeds, config.environment.max_episode_frames)
-    seen = []
-    with contextlib.closing(environment):
-        for _ in range(STEPS):
-            step = environment.receive()
-            seen.append(step.observation)
-            size = (len(step.env_id), *spec.action.shape)
-            discrete = spec.action.dtype == "int32"
-            action = rng.integers(spec.action.num_actions, size=size) if discrete else rng.uniform(-1, 1, size)
-            if spec.action.is_masked:
-                mask = step.observation[:, -1, -spec.action.num_actions :]
-                action = (mask * rng.random(mask.shape)).argmax(axis=-1)
-            environment.send(action.astype(spec.action.dtype), step.env_id)
-    return np.concatenate(seen)
-
-
-def random_observations(spec: SegmentSpec) -> np.ndarray:
-    """Returns 64 observations [64, F, *O] of random numbers, without an environment."""
-    rng, shape = np.random.default_rng(0), (ENVIRONMENTS * STEPS, spec.frame_stack, *spec.frame_shape)
+def observations_of(spec: SegmentSpec) -> np.ndarray:
+    """Returns 64 observations [64, F, *O] of random numbers."""
+    rng, shape = np.random.default_rng(0), (OBSERVATIONS, spec.frame_stack, *spec.frame_shape)
     if spec.frame_dtype == "uint8":
         return rng.integers(256, size=shape, dtype=np.uint8)
     vectors = rng.normal(size=shape).astype(np.float32)

@@ -12,7 +12,7 @@ from apex_jax.host.argument_parser import Parser
 from apex_jax.host.errors import RunError, UsageError, short_repr
 from apex_jax.host.program import NAME
 
-CODE = ("environment.task", "algorithm.name", "network.name")  # keys whose values may name code
+CODE = ("algorithm.name", "network.name")  # keys whose values may name code
 
 
 def run(arguments: Sequence[str]) -> int:

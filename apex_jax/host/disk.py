@@ -87,18 +87,25 @@ def write_durably(path: Path, *parts: str | bytes | memoryview) -> None:
             file.write(part.encode() if isinstance(part, str) else part)
 
 
-def lock(directory: Path, descriptor: int) -> bool:
-    """Locks `directory` through a file in it, until the file is closed; returns False if another process holds it.
+def lock_file(path: Path) -> int | None:
+    """Creates a file and its folder, and locks it until the returned descriptor is closed.
 
-    On a file system without locks, logs a warning and returns True: a second process could then lock it, too.
+    Returns None if another process holds the lock. On a file system without locks, logs a warning: a second process
+    could then lock it, too. Raises OSError.
     """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        descriptor = open_regular(path, os.O_RDWR | os.O_CREAT)
+    except OSError:  # a read-only disk can still be locked and read
+        descriptor = open_regular(path, os.O_RDONLY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        return False
+        os.close(descriptor)
+        return None
     except OSError as error:
-        _log.warning("%s cannot be locked (%s): start no second run there", directory, error.strerror)
-    return True
+        _log.warning("%s cannot be locked (%s): start no second run there", path.parent, error.strerror)
+    return descriptor
 
 
 def run_of_checkpoint(path: str | os.PathLike[str]) -> tuple[str, int | None]:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import zmq
 
-from apex_jax.host.errors import RunError
+from apex_jax.host.errors import RunError, printable
 from apex_jax.run.identity import RunIdentity
 from apex_jax.transport import sockets
 from apex_jax.transport.messages import Refusal, Rejoin
@@ -181,7 +181,7 @@ class Connection:
             self._lose(now_seconds, f"{self.name} no longer knows this process: joining it again")
 
     def _on_refusal(self, message: Refusal, now_seconds: float) -> None:
-        reason = self.run.refused(message.reason)
+        reason = printable(message.reason)
         refused_seconds = now_seconds - (self._since_seconds or 0.0) if self.state == "refused" else 0.0
         if message.final or 0 < self._patience.refused_limit < refused_seconds:
             raise RunError(f"refused by {self.name}: {reason}")

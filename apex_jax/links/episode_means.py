@@ -28,10 +28,6 @@ class EpisodeMeans:
         """Returns the means of no games yet."""
         return cls(EPSILON_BANDS if spec.action.dtype == "int32" else NOISE_BANDS, config.metrics.info)
 
-    def emptied(self) -> EpisodeMeans:
-        """Returns the means of no games yet, of the same bands and numbers."""
-        return EpisodeMeans(self.bands, self.info_names)
-
     def add(self, message: EpisodeStatistics) -> bool:
         """Adds the games of a message; adds none and returns False if any value is impossible.
 
@@ -50,13 +46,15 @@ class EpisodeMeans:
                 self.info.setdefault(name, Mean()).add(numbers[np.isfinite(numbers)])
         return True
 
-    def values(self) -> dict[str, float]:
-        """Returns the means by their tag; empty if no game has ended."""
+    def take(self) -> dict[str, float]:
+        """Returns the means by their tag, none if no game has ended, and begins anew."""
         if not self.length.count:
             return {}
-        return {
+        values = {
             "charts/episodic_return": self.episode_return.result(),
             "charts/episodic_length": self.length.result(),
             **{f"{TRAINING_TAG}{band}": mean.result() for band, mean in self.by_band.items()},
             **{f"{TRAINING_INFO}{name}": mean.result() for name, mean in self.info.items() if mean.count},
         }
+        self.episode_return, self.length, self.by_band, self.info = Mean(), Mean(), {}, {}
+        return values

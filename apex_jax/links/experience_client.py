@@ -56,7 +56,7 @@ class ExperienceClient(LinkClient):
         """
         patience = Patience(PEER_TIMEOUT_SECONDS, away_limit_seconds)
         super().__init__(Connection("replay server", address, run, patience))
-        self.status = ActorStatus(peer_id=hello.peer_id, steps_per_second=0.0, weights_version=0)
+        self.status = ActorStatus(steps_per_second=0.0, weights_version=0)
         self.produced = 0  # transitions of the actor so far; updated by the actor before each `put`
         self.finished = threading.Event()  # the run is over, or the link failed, see `error`
         self.error: RunError | None = None
@@ -115,7 +115,7 @@ class ExperienceClient(LinkClient):
         """Sends the final counts and a goodbye. Transitions never sent are reported as unsent."""
         self._account["unsent"] = self.produced - self._account.total() - self._outbox.transitions_sent
         sockets.send(socket, self._full_status())
-        sockets.send(socket, Goodbye(peer_id=self._hello.peer_id))
+        sockets.send(socket, Goodbye())
 
     def _make_room(self) -> None:
         """Drops the oldest queued segments while the queue is full."""

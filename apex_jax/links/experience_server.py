@@ -144,7 +144,7 @@ class ExperienceServer(LinkServer[ActorPeer]):
                 self._remove(connection)
         # An actor of a server that has lost its journal has acknowledgements that this server does not know of.
         received = max(self._replay.ledger.sequence(peer_id), message.acknowledged)
-        status = ActorStatus(peer_id=peer_id, steps_per_second=0.0, weights_version=0)
+        status = ActorStatus(steps_per_second=0.0, weights_version=0)
         number, indices = welcome.actor_number, welcome.ladder_indices
         actor = ActorPeer(peer_id, number, indices, status, received, connection_id, now_seconds)
         actor.answered_seconds = now_seconds
@@ -196,11 +196,10 @@ class ExperienceServer(LinkServer[ActorPeer]):
 
     def _on_status(self, connection_id: bytes, message: ActorStatus, now_seconds: float) -> None:
         actor = self.actors[connection_id]
-        if message.peer_id == actor.peer_id:
-            actor.status = message
-            self._replay.ledger.report(message.peer_id, _counts(message))
-            if actor.stored > actor.written:  # a throttled actor must not grow the journal
-                self._write_down(actor)
+        actor.status = message
+        self._replay.ledger.report(actor.peer_id, _counts(message))
+        if actor.stored > actor.written:  # a throttled actor must not grow the journal
+            self._write_down(actor)
         self._acknowledge(connection_id, actor, now_seconds)  # serves as the heartbeat to the actor
 
     def _write_down(self, actor: ActorPeer) -> None:

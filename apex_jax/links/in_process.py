@@ -136,7 +136,7 @@ class InProcessExperience:
         self._replay, self._config, self._spec, self._stop = replay, config, spec, stop
         self._segments = 0
         self.peer_id = replay.highest_actor_number + 1  # of an actor that is new at each start
-        self.status = ActorStatus(self.peer_id, 0.0, 0)
+        self.status = ActorStatus(0.0, 0)
 
     def join(self) -> ActorWelcome:
         """Returns the number of the actor, and all places of the exploration ladder."""
@@ -160,11 +160,6 @@ class InProcessExperience:
     def put_episodes(self, episodes: EpisodeStatistics) -> None:
         """Adds the statistics of finished games to `episodes`."""
         self.episodes.add(episodes)
-
-    def take_episodes(self) -> EpisodeMeans:
-        """Returns the statistics of the games since the last call."""
-        episodes, self.episodes = self.episodes, self.episodes.emptied()
-        return episodes
 
     def close(self) -> None:
         """Does nothing."""

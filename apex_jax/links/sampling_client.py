@@ -134,19 +134,18 @@ class SamplingClient(LinkClient):
     def ask(self, counts: np.ndarray, epoch: int) -> None:
         """Requests G groups of batches, int32[G, K] transitions, of the server that was joined as number `epoch`."""
         self._asked.extend((epoch, size) for size in counts.sum(axis=1).tolist())
-        self._post(epoch, Credit(self._hello.peer_id, 0, counts, self.environment_steps))
+        self._post(epoch, Credit(0, counts, self.environment_steps))
 
     def consumed(self, item: Received) -> None:
         """Returns the credit of processed segments to the server."""
         assert isinstance(item.content, Segments)
-        credit = Credit(self._hello.peer_id, len(item.content.ring_slots), environment_steps=self.environment_steps)
+        credit = Credit(len(item.content.ring_slots), environment_steps=self.environment_steps)
         self._post(item.epoch, credit)
 
     def update_priorities(self, item: Received, priorities: np.ndarray) -> None:
         """Sends the new priorities, float32[N], of the transitions of an item."""
         assert isinstance(item.content, IndexBatches)
         update = PriorityUpdate(
-            peer_id=self._hello.peer_id,
             indices=item.content.indices,
             generations=item.content.generations,
             priorities=priorities,
@@ -161,7 +160,7 @@ class SamplingClient(LinkClient):
 
     def close(self) -> None:
         """Sends a goodbye and ends the thread."""
-        self._post(self.epoch, Goodbye(peer_id=self._hello.peer_id))
+        self._post(self.epoch, Goodbye())
         super().close()
         self._wake.close()
 
@@ -194,7 +193,7 @@ class SamplingClient(LinkClient):
         return hello._replace(run_identity=run, is_new_run=False) if run else hello
 
     def _heartbeat(self) -> Finish | Credit:
-        return self._last_word or Credit(self._hello.peer_id, 0, environment_steps=self.environment_steps)
+        return self._last_word or Credit(0, environment_steps=self.environment_steps)
 
     def _flush(self) -> None:
         """Sends the outbox until the server can take no more; discards messages for older connections."""
@@ -235,7 +234,7 @@ class SamplingClient(LinkClient):
         self.epoch += 1
         self._discard_items()
         self._connection.send_heartbeat()  # a pending Finish is sent at once
-        credit = Credit(self._hello.peer_id, self._window, environment_steps=self.environment_steps)
+        credit = Credit(self._window, environment_steps=self.environment_steps)
         self._outbox.append((self.epoch, credit))
         self._flush()
         self._arrived.set()
@@ -289,7 +288,7 @@ class SamplingClient(LinkClient):
         if not self._has_reported:
             self._has_reported = True
             _log.warning("segments from the replay server are corrupt: reported to it (logged once, counted)")
-        report = CorruptSegments(self._hello.peer_id, message.ring_slots[corrupt], message.generations[corrupt])
+        report = CorruptSegments(message.ring_slots[corrupt], message.generations[corrupt])
         self._outbox.append((self.epoch, report))
 
     def _on_batches(self, message: IndexBatches) -> None:

@@ -69,10 +69,9 @@ class SamplingServer(LinkServer[LearnerPeer]):
         socket: zmq.Socket,
         config: Config,
         replay: Replay,
-        peer_id: int,
         run: RunIdentity | None = None,
     ):
-        """`peer_id`: of this server's process; `run`: the run that its learner must be part of, None = any."""
+        """`run`: the run that its learner must be part of, None = any."""
         self._learners: dict[bytes, LearnerPeer] = {}  # one at most
         names, key = ("the replay server", "this learner"), config.compatibility_key
         super().__init__(names, socket, key, run, self._learners, max_peers=1)
@@ -80,7 +79,6 @@ class SamplingServer(LinkServer[LearnerPeer]):
         self.run_steps = 0  # environment steps of the whole run, as counted by the learner
         self._config = config
         self._replay = replay
-        self._peer_id = peer_id
         self._handlers = {
             LearnerHello: self._on_hello,
             Credit: self._on_credit,
@@ -154,7 +152,6 @@ class SamplingServer(LinkServer[LearnerPeer]):
         if self.learner is not None and self.learner.connection_id == connection_id:
             return  # a repeated hello; the welcome is in flight, and a second one would double the credit
         welcome = LearnerWelcome(
-            replay_peer_id=self._peer_id,
             capacity_segments=self._replay.buffer.capacity_segments,
             run_identity=self._join_run(message),
         )

@@ -137,7 +137,7 @@ class WeightsClient(LinkClient):
         self._ask(now_seconds)
 
     def _leave(self, socket: zmq.Socket) -> None:
-        self._connection.send(Goodbye(0))
+        self._connection.send(Goodbye())
 
     def _fail(self, error: RunError) -> None:
         with self._changed:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -140,20 +139,14 @@ def grouped(runs: Sequence[Run]) -> list[Group]:
 
 
 def _labels(runs: Sequence[Run], apart: Sequence[str]) -> list[str]:
-    """Returns each run's label: its first distinguishing keys or, if such labels are not unique, its rarer values."""
+    """Returns each run's label: its first distinguishing keys."""
     short = {name: name.rpartition(".")[2] for name in apart}
     names = {name: name if list(short.values()).count(short[name]) > 1 else short[name] for name in apart}
     more = [f"{len(apart) - LABEL_KEYS} more"] if len(apart) > LABEL_KEYS else []
-    first = [[f"{names[key]}={short_repr(run.settings[key])}" for key in apart[:LABEL_KEYS]] + more for run in runs]
-    if len(set(map(tuple, first))) < len(runs):
-        usual = {key: Counter(repr(run.settings[key]) for run in runs).most_common(1)[0][0] for key in apart}
-        others = [[key for key in apart if repr(run.settings[key]) != usual[key]] for run in runs]
-        texts = [
-            [f"{names[key]}={short_repr(run.settings[key])}" for key in keys]
-            for run, keys in zip(runs, others, strict=True)
-        ]
-        return [", ".join(text) or "baseline" for text in texts]
-    return [", ".join(text) for text in first]
+    return [
+        ", ".join([*(f"{names[key]}={short_repr(run.settings[key])}" for key in apart[:LABEL_KEYS]), *more])
+        for run in runs
+    ]
 
 
 class _Minutes:

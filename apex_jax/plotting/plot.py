@@ -20,7 +20,6 @@ from apex_jax.run.metrics import EPSILON_BANDS, NOISE_BANDS
 
 AXES = {"frames": "million emulator frames", "minutes": "minutes"}
 STAIRCASE = "steps-post"  # a value is valid until the next one
-COLUMNS = 3  # of panels with shared axes
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999999")  # Okabe, Ito 2008
 BAND_COLORS = ("#7A0177", "#C51B8A", "#F768A1", "#FBB4B9")  # from little exploration to much
 
@@ -58,7 +57,7 @@ def draw_groups(groups: Sequence[Group], path: str | os.PathLike[str]) -> None:
         for panel, axis in panels:
             for i, group in enumerate(row):
                 if group.runs:
-                    _draw_group(panel, axis, group, COLORS[i % len(COLORS)], normalized=len(tasks) > 1)
+                    draw_group(panel, axis, group, COLORS[i % len(COLORS)], normalized=len(tasks) > 1)
         _draw_legend(part, panels[0][0])
     _save(figure, path)
 
@@ -72,28 +71,8 @@ def _with_common_axes(groups: Sequence[Group]) -> list[list[Group]]:
     return [[Group(label, [run for run in runs if run.task == task]) for label, runs in groups] for task in tasks]
 
 
-def draw_each_against_the_first(groups: Sequence[Group], path: str | os.PathLike[str]) -> None:
-    """Draws each group except the first over frames, in its own panel with the first group in grey behind it."""
-    first, *others = groups
-    figure = Figure(figsize=(11, 3.1 * -(-len(others) // COLUMNS)), dpi=100, layout="constrained")
-    panels = figure.subplots(-(-len(others) // COLUMNS), COLUMNS, sharex=True, sharey=True, squeeze=False)
-    for i, panel in enumerate(panels.flat):
-        panel.set_visible(i < len(others))
-        panel.grid(alpha=0.3)
-        panel.set(xlabel=AXES["frames"], ylabel="return")
-        panel.ticklabel_format(useOffset=False)
-        panel.label_outer()
-    for panel, group in zip(panels.flat, others, strict=False):
-        _draw_group(panel, "frames", first, COLORS[-1], normalized=False)
-        _draw_group(panel, "frames", group, COLORS[0], normalized=False)
-        panel.set_title(_plain(group.label), fontsize="medium")
-    _draw_legend(
-        figure, panels[0, 0], [f"{first.label}: {_drawn_statistics(first)}", "the same, changed as the title says"]
-    )
-    _save(figure, path)
-
-
-def _draw_group(panel: Axes, axis: str, group: Group, color: str, normalized: bool) -> None:
+def draw_group(panel: Axes, axis: str, group: Group, color: str, normalized: bool) -> None:
+    """Draws the runs of a group, their interquartile mean and their median; `axis`: one of AXES."""
     curves = [scores(run, normalized) for run in group.runs]
     if len(curves) == 1:
         _line(panel, axis, curves[0], drawstyle=STAIRCASE, color=color, lw=2, label=_plain(f"{group.label} (1 run)"))
@@ -186,9 +165,8 @@ def _scaled(axis: str, positions: np.ndarray) -> np.ndarray:
     return positions / 1e6 if axis == "frames" else positions
 
 
-def _draw_legend(figure: FigureBase, first: Axes, labels: Sequence[str] = ()) -> None:
-    handles, own_labels = first.get_legend_handles_labels()
-    labels = labels or own_labels
+def _draw_legend(figure: FigureBase, first: Axes) -> None:
+    handles, labels = first.get_legend_handles_labels()
     if labels:  # below the panels, so that it hides no curve
         figure.legend(handles, labels, loc="outside lower center", ncols=min(4, len(labels)), fontsize="small")
 

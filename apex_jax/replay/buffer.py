@@ -82,21 +82,8 @@ class ReplayBuffer:
         from_actors: bool = True,
     ) -> None:
         """`from_actors`: new transitions get their actor's priorities; if False, the largest so far, initially 1."""
-        if spec.max_transitions < 1:
-            raise ValueError(
-                f"segments of {spec.slots} slots, {spec.overlap} of them overlap, hold no transition: raise slots"
-            )
-        if not 0 <= priority_exponent <= MAX_EXPONENT:
-            raise ValueError(
-                f"priority_exponent must be in [0, {MAX_EXPONENT}], got {priority_exponent}: priorities would overflow"
-            )
         self.capacity_segments = spec.ring_segments(capacity_transitions)
         num_leaves = self.capacity_segments * spec.slots
-        if num_leaves > 2**31:
-            raise ValueError(
-                f"{capacity_transitions} transitions take {num_leaves} frame slots, but int32 indices reach only 2^31:"
-                " lower capacity_transitions"
-            )
         self.inserted_segments = 0
         self.size_transitions = 0
         self.max_priority = 0.0  # largest ever stored, before the priority exponent is applied
@@ -143,17 +130,10 @@ class ReplayBuffer:
     def insert(self, body: bytes, columns: Columns, now_seconds: float) -> int:
         """Stores an encoded segment, evicts the oldest one if the ring is full, and returns the ring slot.
 
-        `body` is stored unchanged. Raises ValueError and changes nothing unless the priorities are float[L], finite and
-        not negative.
+        `body` is stored unchanged; the priorities, float[L], are finite and not negative.
         """
         priority = columns["priority"]
-        if priority.shape != (self._frame_slots,):
-            raise ValueError(
-                f"priorities of shape {priority.shape} do not fit segments of {self._frame_slots} frame slots"
-            )
         largest = float(priority.max())
-        if not (priority.min() >= 0 and largest < np.inf):
-            raise ValueError(f"priorities from {priority.min()} to {largest} are not all finite and at least 0")
         if not self._from_actors:
             largest = self.max_priority or 1.0
             priority = np.where(priority > 0, largest, 0.0)
@@ -197,15 +177,8 @@ class ReplayBuffer:
     def update_priorities(self, indices: np.ndarray, generations: np.ndarray, priorities: np.ndarray) -> PriorityResult:
         """Sets new priorities float[N] of drawn transitions int[N] whose segments are still stored.
 
-        Each element is checked separately. If an index occurs twice, the last applicable element counts. Raises
-        ValueError if indices or generations are not integers, or if the arrays differ in their shape [N].
+        Each element is checked separately. If an index occurs twice, the last applicable element counts.
         """
-        if not indices.shape == generations.shape == priorities.shape == (indices.size,):
-            raise ValueError(
-                f"shapes {indices.shape}, {generations.shape}, {priorities.shape} must be one and the same [N]"
-            )
-        if indices.dtype.kind not in "iu" or generations.dtype.kind not in "iu":
-            raise ValueError(f"indices are {indices.dtype} and generations {generations.dtype}: both must be integers")
         leaves = np.ascontiguousarray(indices, np.int64)
         generations = np.ascontiguousarray(generations, np.int64)
         with np.errstate(invalid="ignore"):  # a signalling NaN is rejected below like any other
@@ -235,11 +208,8 @@ class ReplayBuffer:
     def segments_since(self, cursor: int, max_segments: int) -> SegmentRun:
         """Returns at most `max_segments` segments after insertion `cursor`, oldest first.
 
-        If the segment after the cursor has been evicted, the run begins at the oldest live segment. Raises ValueError
-        for a negative cursor, and for one beyond the newest insertion.
+        If the segment after the cursor has been evicted, the run begins at the oldest live segment.
         """
-        if not 0 <= cursor <= self.inserted_segments:
-            raise ValueError(f"cursor {cursor} is not in [0, {self.inserted_segments}]: it is of another replay buffer")
         first = max(cursor, self.inserted_segments - self.size_segments)
         last = min(first + max_segments, self.inserted_segments)
         ring_slots = np.arange(first, last) % self.capacity_segments
@@ -268,13 +238,8 @@ class ReplayBuffer:
 
         The newest segments that fit are inserted. If insertion ids are missing, older segments move up, so that the
         ring has no gaps. Segments that are missing from `state`, or have other transitions there, get their initial
-        priorities, as do all segments if the priority exponent has changed. Raises ValueError if the buffer is not
-        empty, or the random state is invalid.
+        priorities, as do all segments if the priority exponent has changed.
         """
-        if self.inserted_segments:
-            raise ValueError(
-                f"{self.inserted_segments} segments were inserted before: only an empty buffer is restored"
-            )
         fitting = slice(-self.capacity_segments, None)
         insertion_ids, bodies = segments.insertion_ids[fitting], segments.bodies[fitting]
         priorities = segments.priorities[fitting]
@@ -296,19 +261,6 @@ class ReplayBuffer:
         )
         self._insertion_ids[self._fill(bodies, leaves, now_seconds - ages)] = insertion_ids
         return int(np.count_nonzero(known))
-
-    def check_valid(self) -> None:
-        """Asserts that tree, columns and counters are consistent."""
-        self.tree.check_valid()
-        leaves = self.tree.get(np.arange(self.tree.capacity)).reshape(-1, self._frame_slots)
-        assert ((leaves > 0).sum(axis=1) == self._num_transitions).all(), "leaves above zero are not the transitions"
-        assert self.size_transitions == self._num_transitions.sum(), "size_transitions has drifted"
-        assert self._body_bytes == sum(map(len, self._bodies)), "stored_bytes has drifted"
-        first = self.inserted_segments - self.size_segments
-        insertion_ids = np.arange(first, self.inserted_segments)
-        assert (self.generations[insertion_ids % self.capacity_segments] == (insertion_ids + 1) % 2**32).all(), (
-            "generations differ"
-        )
 
     def _first_powers(self, priorities: np.ndarray) -> np.ndarray:
         """Returns float64[N, L], the initial leaves of segments with these initial priorities."""

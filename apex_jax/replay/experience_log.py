@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from apex_jax.host.disk import damaged_path, lock, open_regular, read_regular, set_damaged_aside, synchronize
+from apex_jax.host.disk import damaged_path, lock_file, read_regular, set_damaged_aside, synchronize
 from apex_jax.replay.snapshots import CorruptFile, FileHeader, JournalError, pack_head, unpack_head
 
 _log = logging.getLogger(__name__)
@@ -337,19 +337,13 @@ def sync(paths: list[Path]) -> None:
 
 def _locked(directory: Path) -> int:
     """Creates the directory, and locks it until the returned descriptor is closed. Raises JournalError."""
-    path = directory / "lock"
     try:
-        directory.mkdir(parents=True, exist_ok=True)
-        try:
-            descriptor = open_regular(path, os.O_RDWR | os.O_CREAT)
-        except OSError:  # a read-only disk can still be locked and read
-            descriptor = open_regular(path, os.O_RDONLY)
+        descriptor = lock_file(directory / "lock")
     except OSError as error:
         raise JournalError(
             f"{directory} cannot hold the replay: {error}; set run_directory, or replay.journal=false"
         ) from None
-    if not lock(directory, descriptor):
-        os.close(descriptor)
+    if descriptor is None:
         raise JournalError(
             f"another replay server is using {directory}: stop it, or give this one another run_directory"
         )

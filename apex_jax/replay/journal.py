@@ -26,7 +26,7 @@ from apex_jax.replay.experience_log import SEGMENT, ExperienceLog, LogFile, Reco
 from apex_jax.replay.ledger import REFUSALS, ActorCounts, Ledger
 from apex_jax.replay.rate_limiter import RateLimiter
 from apex_jax.replay.snapshots import Counters, FileHeader, Saved, Snapshots, pack_state, ratio_of
-from apex_jax.segment_codec import CorruptSegment, decode_columns, value_limits
+from apex_jax.segment_codec import decode_columns
 from apex_jax.types import SegmentRecord, SegmentSpec
 
 _log = logging.getLogger(__name__)
@@ -227,19 +227,11 @@ class Journal:
         return counters
 
     def _segments(self, bodies: deque[tuple[int, bytes]]) -> StoredSegments:
-        """Returns the segments with valid columns; only a file that this program did not write has others."""
-        limits = value_limits(self._config)
-        kept: list[tuple[int, bytes]] = []
         priorities = np.zeros((len(bodies), self._spec.slots), np.float32)
-        for insertion_id, body in bodies:
-            try:
-                priorities[len(kept)] = decode_columns(body, self._spec, limits)["priority"]
-            except CorruptSegment as error:
-                _log.warning("%s: segment %d is left out: %s", self.directory, insertion_id, error.reason)
-            else:
-                kept.append((insertion_id, body))
-        insertion_ids = np.array([insertion_id for insertion_id, _ in kept], np.int64)
-        return StoredSegments(insertion_ids, [body for _, body in kept], priorities[: len(kept)])
+        for row, (_, body) in zip(priorities, bodies, strict=True):
+            row[:] = decode_columns(body, self._spec)["priority"]
+        insertion_ids = np.array([insertion_id for insertion_id, _ in bodies], np.int64)
+        return StoredSegments(insertion_ids, [body for _, body in bodies], priorities)
 
     def _restore_limiter(self, limiter: RateLimiter, saved: Saved | None, inserted_since: int) -> None:
         if saved is None:

@@ -28,14 +28,12 @@ class SumTree:
     """Holds a non-negative value per leaf, and in each node the sum of its children.
 
     A node's sum is always recomputed from its children in the same order, never changed by a difference. So the tree is
-    a function of its leaves, bit for bit, and cannot drift.
+    a function of its leaves, bit for bit, and cannot drift. The indices are not checked, nor that values and targets
+    are finite and not negative.
     """
 
     def __init__(self, capacity: int) -> None:
-        if capacity < 1:
-            raise ValueError(f"a sum-tree of {capacity} leaves cannot hold anything: capacity must be at least 1")
         self.capacity = capacity
-        self.max_value = float(np.finfo(np.float64).max) / (2 * capacity)  # so that no sum of leaves overflows
         sizes = [_padded(capacity)]  # the leaves first, the children of the root last
         while sizes[-1] > FAN_OUT:
             sizes.append(_padded(sizes[-1] // FAN_OUT))
@@ -56,73 +54,28 @@ class SumTree:
         return self._nodes.nbytes
 
     def get(self, indices: np.ndarray) -> np.ndarray:
-        """Returns float64[*N], the values of the leaves int[*N]; raises ValueError for an index out of range."""
-        if indices.size and not (indices.min() >= 0 and indices.max() < self.capacity):
-            raise self._bad_indices(indices)
+        """Returns float64[*N], the values of the leaves int[*N]."""
         return self._nodes.take(indices)
 
     def set(self, indices: np.ndarray, values: np.ndarray) -> None:
-        """Sets leaves int[N] to float64[N]; if an index occurs twice, its last value counts.
-
-        Raises ValueError and changes nothing for an index out of range, or a value that is NaN, negative or above
-        `max_value`.
-        """
-        if indices.shape != values.shape:
-            raise ValueError(f"{indices.shape} indices for {values.shape} values: each leaf needs its own value")
+        """Sets leaves int[N] to float64[N]; if an index occurs twice, its last value counts."""
         leaves, values = np.ascontiguousarray(indices, np.int64), np.ascontiguousarray(values, np.float64)
-        if not _all_in(leaves, self.capacity):
-            raise self._bad_indices(indices)
-        if not _all_up_to(values, self.max_value):
-            raise self._bad_values(values)
         _set(self._nodes, self._starts, leaves, values)
 
     def set_range(self, start: int, values: np.ndarray) -> None:
-        """Sets the leaves from `start` on to float64[N]; errors as in `set`."""
-        stop = start + values.size
-        if not 0 <= start <= stop <= self.capacity:
-            raise ValueError(f"leaves {start} to {stop - 1} are not all in [0, {self.capacity - 1}]: nothing was set")
-        values = np.ascontiguousarray(values, np.float64)
-        if not _all_up_to(values, self.max_value):
-            raise self._bad_values(values)
-        _set_range(self._nodes, self._starts, start, values)
+        """Sets the leaves from `start` on to float64[N]."""
+        _set_range(self._nodes, self._starts, start, np.ascontiguousarray(values, np.float64))
 
     def find(self, targets: np.ndarray) -> np.ndarray:
         """Returns int64[N], for each target float64[N] the leaf in which the running sum of all leaves passes it.
 
         A target at or above `total` finds the last leaf above zero. A leaf of value zero is never returned, even with
-        rounding errors. Raises ValueError for a negative or NaN target, or if all leaves are zero.
+        rounding errors. At least one leaf is above zero.
         """
-        if self.total <= 0:
-            raise ValueError("every leaf is zero: there is nothing to find")
         remaining = np.array(targets, np.float64)
-        if not _all_up_to(remaining, np.inf):
-            raise ValueError(
-                f"targets must be in [0, {self.total}], got {targets[~(targets >= 0)][0]}: no leaf is there"
-            )
         nodes = np.zeros(targets.size, np.int64)
         _find(self._nodes, self._starts, remaining, nodes)
         return nodes
-
-    def check_valid(self) -> None:
-        """Asserts the invariants: leaves in range, padding zero, every node the sum of its children."""
-        leaves = self._levels[0]
-        assert ((leaves >= 0) & (leaves <= self.max_value)).all(), "a leaf is out of range"
-        for level, parents in zip(self._levels, self._levels[1:], strict=False):
-            sums = level.reshape(-1, FAN_OUT).cumsum(axis=1)[:, -1]
-            assert (parents[: len(sums)] == sums).all(), "a node is not the sum of its children"
-            assert not parents[len(sums) :].any(), "the padding of a level is not zero"
-        assert not leaves[self.capacity :].any(), "the padding of the leaves is not zero"
-
-    def _bad_indices(self, indices: np.ndarray) -> ValueError:
-        return ValueError(
-            f"leaves {indices.min()} to {indices.max()} are not all in [0, {self.capacity - 1}]: nothing was done"
-        )
-
-    def _bad_values(self, values: np.ndarray) -> ValueError:
-        return ValueError(
-            f"values from {values.min()} to {values.max()} are not all in [0, {self.max_value:.3g}]: they would"
-            " spoil every sum above them; filter them before"
-        )
 
 
 def _padded(size: int) -> int:
@@ -138,26 +91,8 @@ def _aligned_zeros(size: int) -> np.ndarray:
     return array[first : first + size]
 
 
-# The compiled part: the callers above check the arguments. `nodes` float64[M] holds the levels one after the other, the
-# leaves first; `starts` int64[levels] are the offsets of the levels.
-
-
-@compiled(INTEGERS_READ, types.int64)
-def _all_in(indices: np.ndarray, end: int) -> bool:
-    """Returns whether all of int64[N] are in [0, end)."""
-    good = True
-    for index in indices:
-        good &= 0 <= index < end
-    return good
-
-
-@compiled(FLOATS_READ, types.float64)
-def _all_up_to(values: np.ndarray, largest: float) -> bool:
-    """Returns whether all of `values`, float64[N], are in [0, largest]; a NaN is outside."""
-    good = True
-    for value in values:
-        good &= 0 <= value <= largest
-    return good
+# The compiled part. `nodes` float64[M] holds the levels one after the other, the leaves first; `starts` int64[levels]
+# are the offsets of the levels.
 
 
 @numba.njit(inline="always")

@@ -110,9 +110,9 @@ def _kept_return(folder: Path) -> float:
     try:
         evaluation = _read_evaluation(folder)
         is_there = (folder / evaluation.params).stat().st_size == evaluation.params_bytes
+        return float(evaluation.mean_return) if is_there else -math.inf
     except INVALID:
         return -math.inf
-    return evaluation.mean_return if is_there else -math.inf
 
 
 def _read_evaluation(folder: Path) -> BestEvaluation:
@@ -123,9 +123,4 @@ def _read_evaluation(folder: Path) -> BestEvaluation:
     evaluation = BestEvaluation(**{name: record[name] for name in BestEvaluation._fields})
     if re.fullmatch("params-[0-9]+", evaluation.params) is None:
         raise ValueError("it names no file of params")
-    counts = (evaluation.episodes, evaluation.updates, evaluation.environment_steps, evaluation.frames)
-    if not all(type(count) is int and 0 <= count < 2**63 for count in counts):
-        raise ValueError("its counters are not whole numbers")
-    if not math.isfinite(evaluation.mean_return):
-        raise ValueError("its return is not finite")
     return evaluation

@@ -12,7 +12,6 @@ import logging
 import math
 import os
 import shutil
-import sys
 import threading
 import time
 from pathlib import Path
@@ -22,11 +21,10 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
-from apex_jax.host.disk import lock, open_regular, set_damaged_aside, synchronize
+from apex_jax.host.disk import lock_file, set_damaged_aside, synchronize
 from apex_jax.host.errors import RunError, first_line
 from apex_jax.run.checkpoint_files import check_files, checkpoint_steps, write_checksums
 from apex_jax.run.compatibility import describe_differences, differences
-from apex_jax.run.provenance import LATEST_SECONDS
 
 _log = logging.getLogger(__name__)
 
@@ -127,9 +125,6 @@ class Checkpointer:
         the checkpoint of this number of updates. Raises CheckpointError if the newest readable one has another
         configuration or a state of other leaves, or if all are damaged.
         """
-        for path in self.directory.glob("[0-9]*"):
-            if path.name.isdecimal() and not path.is_dir():
-                _log.warning("checkpoint %s is left out: it is no folder, or a link that leads nowhere", path)
         steps, damaged = self.steps, []
         if updates is not None and updates not in steps:
             choice = ", ".join(map(str, steps)) or "none"
@@ -166,12 +161,10 @@ class Checkpointer:
     def _take_directory(self) -> int:
         """Locks the directory while the returned descriptor is open; removes the incomplete checkpoints in it."""
         try:
-            self.directory.mkdir(parents=True, exist_ok=True)
-            descriptor = open_regular(self.directory / ".lock", os.O_RDWR | os.O_CREAT)
+            descriptor = lock_file(self.directory / ".lock")
         except OSError as error:
             raise CheckpointError(f"{self.directory} cannot hold checkpoints: {error}; set run_directory") from error
-        if not lock(self.directory, descriptor):
-            os.close(descriptor)
+        if descriptor is None:
             raise CheckpointError(
                 f"another learner saves in {self.directory}: stop it, or choose another run_directory"
             )
@@ -238,7 +231,7 @@ class Checkpointer:
             raise CheckpointError(f"{where} has a different configuration: {what}; {fix}")
         if (saved := record.get("architecture")) != architecture:
             raise CheckpointError(f"{where} has a different network: {saved}, not {architecture}; {fix}")
-        return _checked_progress(record)
+        return _progress_of(record)
 
     def _check_leaves(self, path: Path, like: Any) -> None:
         """Raises CheckpointError if a leaf's shape or dtype differs; orbax ignores shapes and casts to the dtype."""
@@ -253,35 +246,14 @@ class Checkpointer:
                 raise CheckpointError(f"checkpoint {path} {what}; {FIX_OF_DIFFERENCE}")
 
 
-def _checked_progress(record: dict[str, Any]) -> Progress:
-    """Returns the progress of a checkpoint's record. Raises ValueError, TypeError or KeyError for another record."""
-    replay_steps = tuple((str(replay_id), steps) for replay_id, steps in record["replay_steps"])
-    values = {name: record[name] for name in Progress._fields} | {"replay_steps": replay_steps}
-    counts = [values[name] for name in ("updates", "environment_steps", "weights_version")]
-    seconds, texts = values["elapsed_seconds"], [values["architecture"], values["run_identity"]]
-    is_valid = all(type(count) is int and 0 <= count < 2**63 for count in (*counts, *dict(replay_steps).values()))
-    if not is_valid or not 0 <= seconds < LATEST_SECONDS or not all(isinstance(text, str) for text in texts):
-        raise ValueError("its progress is none that a learner writes")
-    return Progress(**values)
+def _progress_of(record: dict[str, Any]) -> Progress:
+    replay_steps = tuple((replay_id, steps) for replay_id, steps in record["replay_steps"])
+    return Progress(**{name: record[name] for name in Progress._fields} | {"replay_steps": replay_steps})
 
 
 def _set_up_orbax() -> None:
-    """Keeps orbax from copying arrays that nothing else modifies, and from logging errors that it also raises.
-
-    After a failed save or restore, TensorStore's threads still call into the event loop that orbax has closed by then.
-    No caller can catch these errors, and Python would print a traceback for each, so they are dropped here.
-    """
+    """Keeps orbax from copying arrays that nothing else modifies, and from logging errors that it also raises."""
     for orbax_log in ("absl", "asyncio"):
         logging.getLogger(orbax_log).setLevel(logging.CRITICAL)
     without_copy = ocp.type_handlers.NumpyHandler(deepcopy_host_arrays=False)
     ocp.type_handlers.register_type_handler(np.ndarray, without_copy, override=True)
-    before = sys.unraisablehook
-    if getattr(before, "__module__", "") == __name__:
-        return  # an earlier Checkpointer has already installed the hook
-
-    def tell_others(unraisable: sys.UnraisableHookArgs) -> None:
-        error = unraisable.exc_value
-        if not (isinstance(error, RuntimeError) and str(error) == "Event loop is closed"):
-            before(unraisable)
-
-    sys.unraisablehook = tell_others

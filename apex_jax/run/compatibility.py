@@ -12,17 +12,15 @@ from apex_jax.host.errors import printable
 
 KEYS = tuple(name for name, setting in SETTINGS.items() if setting.key.scope)
 """A checkpoint is rejected if one of these differs; processes compare those of their scope, see `Key`."""
-BEFORE = {compatibility_name(name): SETTINGS[name].key.before for name in KEYS if SETTINGS[name].key.before}
-"""The values that a text of an earlier release, which does not have these keys, implies."""
 MAX_CHARACTERS = 2_500  # enough for two compatibility keys; their UTF-8 always fits in a `Refusal`
 
 
 def differences(before: str, now: str) -> dict[str, tuple[str, str]]:
     """Returns the values (before, now) of each key of KEYS that differs between two compatibility keys.
 
-    A key that only one of them has is ignored, unless it is one of BEFORE: earlier releases have fewer keys.
+    A key that only one of them has is ignored: earlier releases have fewer keys.
     """
-    ours, theirs = _values(now), BEFORE | _values(before)
+    ours, theirs = _values(now), _values(before)
     found = {}
     for key in KEYS:
         name = compatibility_name(key)

@@ -15,7 +15,7 @@ import threading
 from pathlib import Path
 
 from apex_jax.host.disk import read_regular, write_durably
-from apex_jax.host.errors import RunError, printable, short_repr
+from apex_jax.host.errors import RunError, short_repr
 
 _log = logging.getLogger(__name__)
 
@@ -58,11 +58,6 @@ class RunIdentity:
             f"{source} is of run {name}, {this} of run {self.name} (run_directory={self._directory}); give one of them"
             " the run_directory of the other's run or a new one, or the address of its own run"
         )
-
-    def refused(self, reason: str) -> str:
-        """Returns a peer's refusal as printable text; adds the run directory if the refusal names this run."""
-        place = f"; here run_directory={self._directory}" if self.name and self.name in reason else ""
-        return printable(reason) + place
 
     def _write(self) -> None:
         if self._directory is None:

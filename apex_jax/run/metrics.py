@@ -32,77 +32,29 @@ from apex_jax.run.metric_files import append_event, append_line
 
 _log = logging.getLogger(__name__)
 
-TAGS: dict[str, str] = {
-    "charts/environment_frames_per_second": "emulator frames a second of all actors; steady, less during evaluations",
-    "charts/updates_per_second": "learner updates a second; steady, less during evaluations",
-    "charts/learning_rate": "step size of the optimizer; constant, or falls to learner.final_learning_rate_share of it",
-    "charts/elapsed_minutes": "minutes of learning, which in each start begin with its first update; grows",
-    "charts/episodic_return": "mean return of training games, raw rewards, all exploration mixed; rises, below eval/",
-    "charts/episodic_return_epsilon_<band>": "DQN: the same, of one band of epsilon; low bands rise first",
-    "charts/episodic_return_noise_<band>": "DPG: the same, of one band of noise on the actions; rises",
-    "charts/episodic_length": "mean length of training games, in agent steps; how it should move depends on the game",
-    "charts/info_<name>": "mean of this number of metrics.info at the end of training games; as the environment says",
-    "losses/td_loss": "importance-weighted loss, mean of a batch, of all critics together; bounded, need not fall",
-    "losses/q_values": "mean q-value of the actions replayed; settles, growth without end is divergence",
-    "own/<name>": "a metric of an algorithm of your own, mean of an update; as that algorithm says",
-    "losses/gradient_norm": "global norm before clipping, of the q-network or critics; mostly below"
-    " learner.max_gradient_norm",
-    "losses/policy_loss": "DPG: minus the mean of q(s, pi(s)) of a batch; falls as the policy improves",
-    "losses/policy_gradient_norm": "DPG: global norm of the policy's gradient before clipping; small, never 0",
-    "losses/action_saturation": "DPG: share of the elements of pi(s) beyond 0.95 of their range, 0 to 1; near 1,"
-    " the policy hardly learns any more",
-    "losses/priority_mean": "mean new priority (absolute TD error) of a batch; shrinks relative to q_values",
-    "losses/priority_max": "largest new priority of a batch; within a few times the largest n-step return",
-    "learner/weights_version": "version of the weights last published; grows about every publish_interval_seconds",
-    "learner/updates": "updates since the run began; grows",
-    "learner/failed_checkpoints": "checkpoints that could not be saved since the process started; 0",
-    "learner/checkpoint_age_seconds": "seconds since the newest checkpoint was complete, at first since the first"
-    " update; below twice checkpoint_interval_seconds",
-    "storage/failed_copies": "copies to storage.url that failed since the process started; 0",
-    "storage/copy_age_seconds": "seconds since what is copied was up to date; below twice storage.interval_seconds",
-    "learner/wait_seconds_share": "share of its time the learner waits for batches, 0 to 1; near 0 on a slow learner",
-    "learner/replay_disconnects": "times the replay server was lost, since the learner began; 0",
-    "eval/episodic_return": "mean return of full games with the newest weights; the result of the run",
-    "eval/episodic_return_median": "median return of the same games; far from the mean = a few games decide",
-    "eval/episodic_return_lowest": "lowest return of the same games; rises with the mean",
-    "eval/episodic_return_highest": "highest return of the same games; rises with the mean",
-    "eval/episodic_return_standard_deviation": "standard deviation of these returns; small beside the mean",
-    "eval/episodes": "games of the evaluation; evaluator.episodes",
-    "eval/seconds": "time that the evaluation took, seconds; grows with the length of the games",
-    "eval/human_normalized_score": "episodic_return with random play as 0 and a human tester as 1; rises above 1",
-    "eval/film_return": "return of the episode in the video, in the task's own simulator and not in EnvPool; near"
-    " eval/episodic_return",
-    "eval/info_<name>": "mean of this number of metrics.info at the end of these games; as the environment says",
-    "eval/updates": "learner updates behind the evaluated weights; grows from one evaluation to the next",
-    "eval/frames": "emulator frames behind the evaluated weights; grows from one evaluation to the next",
-    "replay/size_transitions": "transitions in the replay; grows to its capacity and stays",
-    "replay/bytes": "memory of the compressed segments and their columns, bytes; stays once the replay is full",
-    "replay/samples_per_insert": "transitions drawn per transition stored; replay.samples_per_insert if that is set",
-    "replay/sample_age_seconds": "mean age of the drawn transitions, seconds; below the replay's turnover time",
-    "replay/inserts_per_second": "transitions stored a second; follows the actors",
-    "replay/samples_per_second": "transitions drawn a second; updates_per_second x batch_size",
-    "replay/dropped_<reason>": "what was refused for this reason since the start; 0, except stale, duplicate",
-    "replay/actors": "actors connected; as many as were started",
-    "replay/journal_bytes": "size of the log of segments on the disk, bytes; stays once the replay is full",
-    "replay/journal_errors": "times the disk took no segments or snapshot, since the start of the server; 0",
-    "ledger/produced": "transitions produced by all actors of the run, the sum of all that follow; grows",
-    "ledger/stored": "transitions that were ever stored; grows, by far the most of those produced",
-    "ledger/in_flight": "transitions that living actors have made and the replay has yet to store; bounded through"
-    " actor.max_outstanding_segments and actor.environments",
-    "ledger/lost_with_actor": "transitions that actors had when they were killed; 0, or some hundreds for each death",
-    "ledger/lost_with_replay": "transitions acknowledged and then forgotten by the replay; 0, unless power failed, the"
-    " disk did, or replay.journal is false",
-    "ledger/dropped_<reason>": "transitions dropped for this reason; 0, but unsent where actors leave, and overflow"
-    " where actor.overflow is drop",
-    "actor/environment_steps": "agent steps since this actor began, each of which made a transition; grows",
-    "actor/steps_per_second": "agent steps a second of this actor; steady",
-    "actor/wait_seconds_share": "share of its time the actor waits for the replay to take segments, 0 to 1; near 0,"
-    " more where replay.samples_per_insert makes it wait for the learner",
-    "actor/replay_disconnects": "times the replay server was lost, since the actor began; 0",
-    "actor/weights_age_seconds": "seconds since the actor's weights were published; near publish_interval_seconds",
-    "system/resident_memory_bytes": "resident memory of the process, bytes; constant once the replay is full",
+TAGS = {
+    *("charts/environment_frames_per_second", "charts/updates_per_second", "charts/learning_rate"),
+    *("charts/elapsed_minutes", "charts/episodic_return", "charts/episodic_return_epsilon_<band>"),
+    *("charts/episodic_return_noise_<band>", "charts/episodic_length", "charts/info_<name>"),
+    *("losses/td_loss", "losses/q_values", "losses/gradient_norm", "losses/policy_loss", "losses/policy_gradient_norm"),
+    *("losses/action_saturation", "losses/priority_mean", "losses/priority_max"),
+    "own/<name>",
+    *("learner/weights_version", "learner/updates", "learner/failed_checkpoints", "learner/checkpoint_age_seconds"),
+    *("learner/wait_seconds_share", "learner/replay_disconnects"),
+    *("storage/failed_copies", "storage/copy_age_seconds"),
+    *("eval/episodic_return", "eval/episodic_return_median", "eval/episodic_return_lowest"),
+    *("eval/episodic_return_highest", "eval/episodic_return_standard_deviation", "eval/episodes", "eval/seconds"),
+    *("eval/human_normalized_score", "eval/film_return", "eval/info_<name>", "eval/updates", "eval/frames"),
+    *("replay/size_transitions", "replay/bytes", "replay/samples_per_insert", "replay/sample_age_seconds"),
+    *("replay/inserts_per_second", "replay/samples_per_second", "replay/dropped_<reason>", "replay/actors"),
+    *("replay/journal_bytes", "replay/journal_errors"),
+    *("ledger/produced", "ledger/stored", "ledger/in_flight", "ledger/lost_with_actor", "ledger/lost_with_replay"),
+    "ledger/dropped_<reason>",
+    *("actor/environment_steps", "actor/steps_per_second", "actor/wait_seconds_share", "actor/replay_disconnects"),
+    "actor/weights_age_seconds",
+    "system/resident_memory_bytes",
 }
-"""All tags, each with its unit and what is healthy; `<...>` stands for any ending."""
+"""All tags; docs/metrics.md explains each. `<...>` stands for any ending."""
 
 _OPEN_TAGS = tuple(tag.partition("<")[0] for tag in TAGS if "<" in tag)
 TRAINING_TAG = "charts/episodic_return_"  # followed by the name of a band, see `Bands.names`
@@ -159,7 +111,7 @@ class MetricsWriter:
         """
         for tag in values:
             if not is_tag(tag):
-                raise ValueError(f"unknown tag {tag!r}: apex_jax.run.metrics.TAGS explains every tag that is written")
+                raise ValueError(f"unknown tag {tag!r}: apex_jax.run.metrics.TAGS has every tag that is written")
         seconds = time.monotonic() - self._started
         now = self._started_at + seconds
         finite = {tag: float(value) for tag, value in values.items() if math.isfinite(value)}

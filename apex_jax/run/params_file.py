@@ -44,16 +44,13 @@ def load_params(path: Path, like_params: Any) -> Any:
     likes, metadata = _named_leaves(like_params), read_metadata(path)
     with _opened(path) as file:
         try:
-            found = {name: _described_slice(file.get_slice(name)) for name in file.keys()}  # noqa: SIM118 (no mapping)
-            for name in sorted({*likes, *found}):
-                was, expected = found.get(name, "missing"), _described(likes.get(name))
-                if was != expected:
-                    raise RunError(f"{path}: {short_repr(name)} is {was}, where this network has {expected}; {FIX}")
-            arrays = {name: file.get_tensor(name) for name in likes}
-        except RunError:
-            raise
-        except Exception as error:
+            arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (no mapping)
+        except Exception as error:  # such as a dtype that NumPy lacks
             raise RunError(f"{path} cannot be read: {first_line(error)}; {FIX}") from None
+    for name in sorted({*likes, *arrays}):
+        was, expected = _described(arrays.get(name)), _described(likes.get(name))
+        if was != expected:
+            raise RunError(f"{path}: {short_repr(name)} is {was}, where this network has {expected}; {FIX}")
     if metadata.get(CHECKSUM) != _checksum(arrays):
         raise RunError(f"{path}: its parameters are not as they were written; {FIX}")
     return jax.tree.unflatten(jax.tree.structure(like_params), [arrays[name] for name in likes])
@@ -73,11 +70,6 @@ def _checksum(arrays: Mapping[str, np.ndarray]) -> str:
 
 def _described(leaf: Any) -> str:
     return "missing" if leaf is None else f"{leaf.dtype}{list(leaf.shape)}"
-
-
-def _described_slice(part: Any) -> str:
-    dtype = part.get_dtype()
-    return f"{'float32' if dtype == 'F32' else dtype}{part.get_shape()}"
 
 
 def _opened(path: Path) -> Any:

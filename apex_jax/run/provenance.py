@@ -49,9 +49,9 @@ def check_resumable(config: Config, run_directory: str = "", fix: str = "") -> N
     empty = that of `config`; `fix`: end of the message, which advises the user; empty = the usual advice.
     """
     directory = run_directory or config.directory
-    saved = ("checkpoints", "[!.]*"), (".", "params-*"), (".", params_file.FILE_NAME)  # of a run, its best, an export
-    has_checkpoint = any(_has(directory, *each) for each in saved)
-    if not has_checkpoint and not _has(directory, server_name(config.replay.index), "segments-*"):
+    folder, saved = Path(directory), ("checkpoints/[!.]*", "params-*", params_file.FILE_NAME)  # of a run, best, export
+    has_checkpoint = any(any(folder.glob(pattern)) for pattern in saved)
+    if not has_checkpoint and not any(folder.glob(f"{server_name(config.replay.index)}/segments-*")):
         return
     if (before := _written(directory)) is None:
         return
@@ -62,13 +62,6 @@ def check_resumable(config: Config, run_directory: str = "", fix: str = "") -> N
         what = describe_differences(was, now)
         fix = fix or "choose a new run_directory, or the old values"
         raise UsageError(f"{directory} cannot be resumed: {what}; {fix}")
-
-
-def _has(run_directory: str, folder: str, pattern: str) -> bool:
-    try:
-        return any(Path(run_directory, folder).glob(pattern))
-    except OSError:
-        return False
 
 
 def record_start(config: Config) -> None:

@@ -6,9 +6,9 @@
 The learner and each replay server write their own section; two processes may safely write the same one. Each push
 reads the manifest, checks run and progress, and replaces the manifest only if no other process has replaced it since
 (S3: If-Match; a folder: a lock and a rename); otherwise it starts again. The new manifest names only files that the
-old one named or that this push uploaded. The push deletes only files that it listed before it replaced the manifest: a
-process that uploaded one of them, but has not named it yet, will fail to replace the manifest. No manifest has named
-these files for an hour, so a process that was fetching them has finished; the manifest holds the times.
+old one named or that this push uploaded. The push then deletes files that neither of the two names, so that a process
+may be fetching those of the old one; and only files that it listed before it replaced the manifest: a process that
+uploaded one of them, but has not named it yet, will fail to replace the manifest.
 
 A changed file is uploaded whole: sending only its new end would save too few bytes to justify the code. Checkpoints,
 snapshots and all replay logs except the newest never change. A log is closed at 32 MiB; a learner's metrics and
@@ -26,8 +26,6 @@ import os
 import re
 import secrets
 import shutil
-import time
-import zlib
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import IO, Any, NamedTuple, TypeAlias
@@ -39,8 +37,7 @@ from apex_jax.run.checkpoint_files import is_sound, sound_steps
 from apex_jax.run.identity import RunIdentity, is_identity
 from apex_jax.types import MAX_SERVERS
 
-FORMAT = 2  # format 1 stored parts of files
-KEPT_SECONDS = 3600  # files no longer named by the manifest are kept this long: a process may be fetching them
+FORMAT = 3
 BLOCK_BYTES = 2**24  # read from a file at once
 MAX_MANIFEST_BYTES = 2**26  # about 400,000 files
 MAX_FILE_BYTES = 2**42
@@ -80,7 +77,6 @@ class Manifest(NamedTuple):
 
     identity: str  # of the run, see `apex_jax.run.identity`; empty = not known at the time
     files: Files
-    unnamed: dict[str, int]  # stored files not in `files`, and when a push first found them so, unix seconds
     version: str | bytes  # of the manifest: its ETag on S3, its bytes in a folder; empty = no copy
 
 
@@ -96,7 +92,7 @@ class Storage:
     """Copies run directories to and from one URL. Not thread-safe."""
 
     def __init__(self, url: str):
-        """Raises StorageError unless `url` is on S3 or a folder."""
+        """`url`: on S3, or a folder. Raises StorageError."""
         self.url = url
         with self._errors():
             import fsspec  # not at the top: a run without a copy need not load it
@@ -104,8 +100,6 @@ class Storage:
             self._is_s3 = url.startswith("s3://")
             options = {"config_kwargs": TIMEOUTS, "use_listings_cache": False} if self._is_s3 else {}
             self._files, root = fsspec.core.url_to_fs(url, **options)
-            if not self._is_s3 and "file" not in self._files.protocol:
-                raise ValueError("neither s3:// nor a folder: two pushes at once would overwrite each other")
         self._root = root.rstrip("/")
         self._uploaded: dict[State, Stored] = {}  # the files of this run that the copy has
 
@@ -120,7 +114,7 @@ class Storage:
                 if _s3_code(error) == "NoSuchBucket":  # a misspelt name must not start a new run
                     what = f"{self.url}: there is no such bucket"
                     raise StorageError(f"{what}; make it, or correct storage.url") from None
-                return Manifest("", {}, {}, "")
+                return Manifest("", {}, "")
         try:
             record = json.loads(data)
             if record["format"] != FORMAT:
@@ -155,13 +149,11 @@ class Storage:
         present = {path: file for path, file in known.files.items() if file.name in listed}
         files = {name: self._copy(section, path, present.get(name)) for name, path in paths}
         if (identity, files) != (known.identity, known.files):
-            now, named = int(time.time()), {file.name for file in files.values()}
-            unnamed = {name: known.unnamed.get(name, now) for name in listed if name not in named}
-            self.write_manifest(section, Manifest(identity, files, unnamed, known.version))
-            for name, since in unnamed.items():
-                if now - since >= KEPT_SECONDS:
-                    with contextlib.suppress(FileNotFoundError):  # another process has deleted it
-                        self._files.rm_file(listed[name])
+            self.write_manifest(section, Manifest(identity, files, known.version))
+            named = {file.name for file in (*files.values(), *known.files.values())}
+            for name in listed.keys() - named:
+                with contextlib.suppress(FileNotFoundError):  # another process has deleted it
+                    self._files.rm_file(listed[name])
         return sum(file.size for name, file in files.items() if file != present.get(name))
 
     def _check(self, section: Section, known: Manifest, identity: str, run_directory: Path) -> None:
@@ -203,10 +195,7 @@ class Storage:
 
     def write_manifest(self, section: Section, manifest: Manifest) -> None:
         """Replaces the manifest. Raises _Conflict if its version is no longer `manifest.version`."""
-        files = json.dumps(manifest.files)
-        record = {"format": FORMAT, "identity": manifest.identity, "files": files, "crc": zlib.crc32(files.encode())}
-        nonce = secrets.token_hex(16)  # gives every manifest its own ETag
-        text = json.dumps(record | {"unnamed": manifest.unnamed, "nonce": nonce})
+        text = json.dumps({"format": FORMAT, "identity": manifest.identity, "files": manifest.files})
         place = f"{self._root}/{section}/manifest.json"
         if not self._is_s3:
             _replace(Path(place), text, manifest.version)
@@ -348,13 +337,11 @@ def _install(arriving: Path, run_directory: Path) -> None:
     shutil.rmtree(arriving, ignore_errors=True)
 
 
-def _checked(section: Section, record: dict[str, Any]) -> tuple[str, Files, dict[str, int]]:
-    """Returns identity, files and unnamed files of a manifest. Raises various exceptions if it is invalid."""
-    if record["crc"] != zlib.crc32(record["files"].encode()):
-        raise ValueError("not what was written")
+def _checked(section: Section, record: dict[str, Any]) -> tuple[str, Files]:
+    """Returns identity and files of a manifest. Raises various exceptions if it is invalid."""
     if record["identity"] != "" and not is_identity(record["identity"]):
         raise ValueError("no identity of a run")
-    files = {path: Stored(*file) for path, file in json.loads(record["files"]).items()}
+    files = {path: Stored(*file) for path, file in record["files"].items()}
     for path, (name, size, sha256) in files.items():
         if not re.fullmatch(COPIED[section], path) or ".." in path.split("/") or "\0" in path:
             raise ValueError("a path that no copy has")
@@ -362,9 +349,7 @@ def _checked(section: Section, record: dict[str, Any]) -> tuple[str, Files, dict
             raise ValueError("a name or a checksum that was never given")
         if type(size) is not int or not 0 <= size <= MAX_FILE_BYTES:
             raise ValueError("a file that no disk holds")
-    if any(type(since) is not int for since in record["unnamed"].values()):
-        raise ValueError("no time")
-    return record["identity"], files, record["unnamed"]
+    return record["identity"], files
 
 
 def _s3_code(error: OSError) -> str:

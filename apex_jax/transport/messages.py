@@ -77,7 +77,6 @@ class SegmentAck(NamedTuple):
 class EpisodeStatistics(NamedTuple):
     """Full games that ended on an actor, with raw rewards; a lost life does not end a game."""
 
-    peer_id: PeerId
     exploration: Annotated[np.ndarray, Array("float32", "N", 4096)]  # per environment, see `Algorithm.exploration`
     episode_return: Annotated[np.ndarray, Array("float32", "N", 4096)]
     episode_steps: Annotated[np.ndarray, Array("int32", "N", 4096)]
@@ -92,7 +91,6 @@ class ActorStatus(NamedTuple):
     dropped, are in flight, including those in segments that are not full yet.
     """
 
-    peer_id: PeerId
     steps_per_second: Annotated[float, Real(0, 1e9)]
     weights_version: Annotated[int, Integer(0)]
     produced: Annotated[int, Integer(0, MAX_COUNT)] = 0  # one for each environment step that is recorded
@@ -108,8 +106,6 @@ class Rejoin(NamedTuple):
 
 class Goodbye(NamedTuple):
     """The sender disconnects on purpose; the server removes it at once."""
-
-    peer_id: PeerId
 
 
 class Refusal(NamedTuple):
@@ -142,9 +138,8 @@ class LearnerHello(NamedTuple):
 
 
 class LearnerWelcome(NamedTuple):
-    """Answer to `LearnerHello`: the peer id of the replay server, and the size that the frame store must have."""
+    """Answer to `LearnerHello`: the size that the frame store must have."""
 
-    replay_peer_id: PeerId
     capacity_segments: Annotated[int, Integer(1, 2**31 - 1)]
     run_identity: RunIdentity = ""
 
@@ -156,7 +151,6 @@ NO_COUNTS.flags.writeable = False
 class Credit(NamedTuple):
     """Additional messages that the learner can take. Without any, a heartbeat, which the server echoes."""
 
-    peer_id: PeerId
     segments: Annotated[int, Integer(0, 2**20)]
     counts: Annotated[np.ndarray, Array("int32", "GK", 2**13)] = NO_COUNTS  # of each of G `IndexBatches`, see there
     environment_steps: Annotated[int, Integer(0, MAX_ENVIRONMENT_STEPS)] = 0  # of the whole run so far
@@ -195,7 +189,6 @@ class IndexBatches(NamedTuple):
 class PriorityUpdate(NamedTuple):
     """New priorities of drawn transitions; if an index occurs twice, its last priority counts."""
 
-    peer_id: PeerId
     indices: Annotated[np.ndarray, Array("int32", "N")]
     generations: Annotated[np.ndarray, Array("uint32", "N")]
     priorities: Annotated[np.ndarray, Array("float32", "N")]  # before the priority exponent is applied
@@ -204,7 +197,6 @@ class PriorityUpdate(NamedTuple):
 class CorruptSegments(NamedTuple):
     """Streamed segments that the learner cannot decode; the server must stop drawing from them."""
 
-    peer_id: PeerId
     ring_slots: Annotated[np.ndarray, Array("int32", "N", MAX_STREAMED_SEGMENTS)]
     generations: Annotated[np.ndarray, Array("uint32", "N", MAX_STREAMED_SEGMENTS)]
 

@@ -9,13 +9,16 @@ from typing import Any
 import jax
 import numpy as np
 
+from apex_jax.host.errors import UsageError
 from apex_jax.segment_codec import FLOAT32, Bytes
+from apex_jax.types import MAX_WEIGHTS_BYTES
 
 
 def architecture_of(params: Any) -> str:
     """Returns the digest of a tree's key paths and shapes; networks with equal digests can exchange params.
 
-    Leaves are arrays or `jax.ShapeDtypeStruct`. Raises ValueError for a leaf that is not float32.
+    Leaves are arrays or `jax.ShapeDtypeStruct`. Raises ValueError for a leaf that is not float32, UsageError for a
+    network that is too large to be sent.
     """
     lines = []
     for path, leaf in jax.tree_util.tree_leaves_with_path(params):
@@ -23,6 +26,11 @@ def architecture_of(params: Any) -> str:
         if leaf.dtype != FLOAT32:
             raise ValueError(f"weights{name} is {leaf.dtype}, not float32: weights travel as float32 only")
         lines.append(f"{name} {tuple(leaf.shape)}")
+    num_bytes = FLOAT32.itemsize * sum(leaf.size for leaf in jax.tree.leaves(params))
+    if num_bytes > MAX_WEIGHTS_BYTES:
+        most = f"{MAX_WEIGHTS_BYTES >> 20} can be sent"
+        what = f"the network has {num_bytes >> 20:,} MiB of parameters, of which {most}"
+        raise UsageError(f"{what}; lower network.hidden_units or network.channels, or use larger network.strides")
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
 
 

@@ -254,29 +254,17 @@ class WakeUp:
             socket.close(linger=0)
 
 
-MAX_SOCKET_PATH = 107  # bytes of a Unix socket path
-
-
-def _short_directory() -> tempfile.TemporaryDirectory[str]:
-    """Creates a directory whose path is short enough for Unix sockets, in TMPDIR if possible. Raises RunError."""
-    usual = tempfile.gettempdir()
-    room = MAX_SOCKET_PATH - len("/apex-jax-12345678/status-actor-1023")
-    for parent in (usual, "/tmp"):
-        if len(os.fsencode(parent)) <= room:
-            with contextlib.suppress(OSError):  # full, read-only, or missing
-                return tempfile.TemporaryDirectory(prefix="apex-jax-", dir=parent)
-    raise RunError(
-        f"TMPDIR={usual}: the sockets of a run need a folder that can be written, with a path of at most {room} bytes"
-        f" (this one has {len(os.fsencode(usual))}); set another TMPDIR"
-    )
+LONGEST_TMPDIR = 71  # bytes; a Unix socket's path has at most 107
 
 
 class LocalLinks:
     """ipc addresses for the links within one machine, in a new directory with a short path."""
 
     def __init__(self) -> None:
-        """Creates the directory, accessible to this user only. Raises RunError if no parent is short enough."""
-        self._directory = _short_directory()
+        """Creates the directory, accessible to this user only, in TMPDIR, or in /tmp if that is long."""
+        usual = tempfile.gettempdir()
+        parent = usual if len(os.fsencode(usual)) <= LONGEST_TMPDIR else "/tmp"
+        self._directory = tempfile.TemporaryDirectory(prefix="apex-jax-", dir=parent)
         self.experience, self.sampling, self.weights, self.status = (
             f"ipc://{os.path.join(self._directory.name, link)}"
             for link in ("experience", "sampling", "weights", "status")

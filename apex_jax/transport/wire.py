@@ -24,7 +24,7 @@ from apex_jax.transport import messages
 from apex_jax.types import Array, Buffer, Flag, Integer, Real, SegmentRecord, Text
 
 MAGIC = "apex"
-PROTOCOL_VERSION = 11
+PROTOCOL_VERSION = 12
 MAX_HEADER_BYTES = 2**16
 
 Message: TypeAlias = (

@@ -116,7 +116,6 @@ class Actor:
         client.produced += transitions
         if episodes:
             statistics = EpisodeStatistics(
-                self.replay.peer_id,
                 exploration[[episode.env_id for episode in episodes]],
                 np.array([episode.episode_return for episode in episodes], np.float32),
                 np.array([episode.steps for episode in episodes], np.int32),
@@ -150,7 +149,7 @@ class Actor:
             return
         steps_per_second = self.step_rate.update(self.steps)
         if client is not None:
-            client.status = ActorStatus(self.replay.peer_id, steps_per_second, weights.version)
+            client.status = ActorStatus(steps_per_second, weights.version)
         values = {
             "actor/environment_steps": self.steps,
             "actor/steps_per_second": steps_per_second,

@@ -12,14 +12,12 @@ from apex_jax.config import Config
 from apex_jax.config.load import CONFIG_NAME
 from apex_jax.environments.environment import can_render
 from apex_jax.host.disk import run_of_checkpoint
-from apex_jax.host.errors import RunError
 from apex_jax.links.weights_client import Weights
 from apex_jax.policy import restore_params
 from apex_jax.process import StopSignal
 from apex_jax.types import SegmentSpec
 from apex_jax.workers.evaluation import Evaluator
 from apex_jax.workers.recording import Film, complete_film, frames_per_second
-from apex_jax.workers.saver import FIRST_CHECKPOINT_SECONDS
 
 
 def evaluate_checkpoint(config: Config, spec: SegmentSpec, stop: StopSignal) -> None:
@@ -43,19 +41,8 @@ def evaluate_checkpoint(config: Config, spec: SegmentSpec, stop: StopSignal) -> 
 
 
 def saved_weights(config: Config, run_directory: str, algorithm: Algorithm, updates: int | None = None) -> Weights:
-    """Returns the params of the newest checkpoint, or of the one after `updates`, on the device.
-
-    Raises RunError if there is no compatible one.
-    """
-    restored = restore_params(config, run_directory, algorithm, updates)
-    if restored is None:
-        if not Path(run_directory, CONFIG_NAME).is_file():
-            checkpoints = Path(run_directory).absolute() / "checkpoints"
-            raise RunError(f"{run_directory}: no checkpoint in {checkpoints}; give the directory of a run")
-        seconds = min(FIRST_CHECKPOINT_SECONDS, config.learner.checkpoint_interval_seconds)
-        when = f"the learner saves the first checkpoint {seconds:g} s after its first update; try again then"
-        raise RunError(f"{run_directory}: nothing is saved yet, {when}")
-    params, progress = restored
+    """Returns the params of the newest checkpoint, or of the one after `updates`. Raises RunError."""
+    params, progress = restore_params(config, run_directory, algorithm, updates)
     return Weights(
         params=params,
         version=progress.weights_version,

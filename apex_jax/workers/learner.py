@@ -234,6 +234,8 @@ def open_learner(
     config, run = role.config, role.run_identity
     dtype, devices, peer_id = compute_dtype(config), learner_devices(config), new_peer_id()
     algorithm = make_algorithm(config.replace(learner=replace(config.learner, devices=devices)), spec, dtype)
+    shapes = jax.eval_shape(algorithm.init, jax.random.key(0))
+    architecture = architecture_of(algorithm.acting_params(shapes))  # before the arrays take memory
     rng = process_rng(config.seed, ROLE_NUMBERS["learner"])
     state = algorithm.init(jax.random.key(int(rng.integers(2**31))))
     capacity_segments = spec.ring_segments(config.replay.capacity_of_server)
@@ -247,7 +249,6 @@ def open_learner(
         checkpointer = Checkpointer(config.directory, config.learner.checkpoints_kept)
         saver = Saver(config.learner, checkpointer)
         opened.callback(saver.close)  # once the last checkpoint is saved or has been given up
-        architecture = architecture_of(algorithm.acting_params(state))
         key = resolved(config, spec).checkpoint_compatibility_key
         state, restored = _restore(checkpointer, state, key, architecture)
         state = replicated(state, devices)

@@ -18,7 +18,7 @@ from apex_jax.config import AddressConfig, Config, server_name
 from apex_jax.config.load import to_yaml, yaml_text
 from apex_jax.device import actor_processes, has_gpu
 from apex_jax.environments.environment import can_render, has_reference_simulator, log_reading
-from apex_jax.host.disk import lock, open_regular, write_durably
+from apex_jax.host.disk import lock_file, write_durably
 from apex_jax.host.errors import FatalError, RunError, UsageError
 from apex_jax.host.machine import usable_cores
 from apex_jax.host.program import NAME
@@ -252,14 +252,13 @@ class LocalRun:
 def run_lock(directory: Path) -> Iterator[None]:
     """Locks the run directory. Raises RunError if another run holds the lock, or if it cannot be written."""
     try:
-        directory.mkdir(parents=True, exist_ok=True)
-        descriptor = open_regular(directory / "lock", os.O_RDWR | os.O_CREAT)
+        descriptor = lock_file(directory / "lock")
     except OSError as error:
         path = error.filename or directory
         raise RunError(f"{path} cannot be written ({error.strerror}): choose another run_directory") from None
-    with open(descriptor, "r+"):
-        if not lock(directory, descriptor):
-            raise RunError(f"another run is using {directory}: stop it, or choose another run_directory")
+    if descriptor is None:
+        raise RunError(f"another run is using {directory}: stop it, or choose another run_directory")
+    with open(descriptor):
         yield
 
 

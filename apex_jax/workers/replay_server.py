@@ -17,7 +17,7 @@ from apex_jax.item_codec import item_spec
 from apex_jax.links.episode_means import EpisodeMeans
 from apex_jax.links.experience_server import ExperienceServer
 from apex_jax.links.sampling_server import SamplingServer
-from apex_jax.process import ROLE_NUMBERS, StopSignal, digest_of_peer_id, new_peer_id, process_rng
+from apex_jax.process import ROLE_NUMBERS, StopSignal, digest_of_peer_id, process_rng
 from apex_jax.replay.replay import Replay
 from apex_jax.run.metrics import RateMeter
 from apex_jax.segment_codec import max_body_bytes
@@ -65,7 +65,7 @@ class ReplayServer:
             )
             opened.callback(self._monitors["sampling"].close)
             self.experience = ExperienceServer(self.experience_socket, config, spec, self.replay, run)
-            self.sampling = SamplingServer(self.sampling_socket, config, self.replay, new_peer_id(), run)
+            self.sampling = SamplingServer(self.sampling_socket, config, self.replay, run)
             run.adopt(self.replay.restore(time.monotonic()), f"the replay in {config.directory}/replay")
             self._opened = opened.pop_all()
         self._metrics = ReplayMetrics(self.replay, config.environment.frame_skip)
@@ -107,10 +107,6 @@ class ReplayServer:
     def close(self) -> None:
         """Closes the sockets and the journal. Segments newer than the last snapshot are in the journal's log."""
         self._opened.close()
-
-    def ledger(self) -> dict[str, int]:
-        """Returns the counts of all transitions of the run by outcome, and their sum as "produced"."""
-        return self.experience.totals()
 
     def describe(self) -> dict[str, Any]:
         """Returns the server's status without its metrics. Callable from any thread."""
@@ -157,8 +153,7 @@ class ReplayServer:
     def write_metrics(self) -> None:
         """Writes the metrics of both links and of the replay."""
         experience, sampling = self.experience, self.sampling
-        values = self._metrics.take(experience.episodes, self.ledger(), len(experience.actors))
-        experience.episodes = experience.episodes.emptied()
+        values = self._metrics.take(experience.episodes, experience.totals(), len(experience.actors))
         self._role.write_metrics(self._run_steps, values, experience.dropped + sampling.dropped)
 
 
@@ -181,7 +176,7 @@ class ReplayMetrics:
             "replay/samples_per_second": self._rates["samples"].update(replay.limiter.sampled),
             "replay/actors": actors,
             **{f"ledger/{outcome}": transitions for outcome, transitions in ledger.items()},
-            **means.values(),
+            **means.take(),
         }
 
 

@@ -40,7 +40,7 @@ def with_places(ladder_indices: list[int]) -> ActorWelcome:
     ([with_places([])], r"4 environments the places \[\]"),
     ([with_places([0, 1, 2, -1])], r"4 environments the places \[ 0  1  2 -1\]"),
     ([WELCOME, SegmentAck(2)], "segment 2"),
-    ([LearnerWelcome(9, 6)], "unknown_kind: LearnerWelcome"),
+    ([LearnerWelcome(6)], "unknown_kind: LearnerWelcome"),
     ([[b"garbage"]], "not_msgpack"),
 ], ids=str)  # fmt: skip
 def test_a_replay_server_that_breaks_the_protocol_ends_the_actor_in_one_line(
@@ -87,7 +87,7 @@ class Endless:
 
 CLIENTS: dict[str, tuple[Any, Callable[[zmq.Context, str], Any]]] = {
     "learner": (
-        Credit(1, 0),
+        Credit(0),
         lambda context, address: AskingClient(context, address, SPEC, sampling_link.hello_of(), 6, groups=2),
     ),
     "actor": (

@@ -56,10 +56,10 @@ class Served:
         try:
             actor.send(ActorHello(self._peer_id, self.config.compatibility_key, num_environments=1))
             actor.receive(ActorWelcome)
-            actor.send(Goodbye(self._peer_id))
+            actor.send(Goodbye())
             learner.send(LearnerHello(self._peer_id, self.config.compatibility_key, 0, 1, 8))
             learner.receive(LearnerWelcome)
-            learner.send(Goodbye(self._peer_id))
+            learner.send(Goodbye())
         finally:
             actor.socket.close()
             learner.socket.close()

@@ -39,6 +39,7 @@ from apex_jax.workers.replay_server import ReplayServer
 from apex_jax.workers.role import RoleContext
 from tests.fuzz.messages import Frames, Fuzzer
 from tests.rigs.links import CONFIG, SPEC, TRANSITIONS, free_address, segment_of
+from tests.rigs.validity import check_buffer
 
 GOOD_SECONDS = 30.0  # in which a good message must be served, whatever was sent before
 HOUSEKEEPING_MESSAGES = 5_000  # between two checks of the dead and two lines of metrics
@@ -145,7 +146,7 @@ class ReplayTarget:
             self._good.close()
             self._good = self._connect()
             self._ask(self._hello(GOOD_PEER_ID + self._sequence), answer=LearnerWelcome)
-            self._ask(Goodbye(GOOD_PEER_ID + self._sequence))
+            self._ask(Goodbye())
 
     def _serve_all(self) -> None:
         """Serves until nothing has been refused for several turns."""
@@ -191,10 +192,10 @@ class ReplayTarget:
         self._guarded(lambda: self.server.experience.evict_dead_peers(self._now_seconds))
         self._guarded(lambda: self.server.sampling.evict_dead_peers(self._now_seconds))
         self._guarded(self.server.describe)
-        self._guarded(self.server.ledger)
+        self._guarded(self.server.experience.totals)
         self._guarded(self.server.replay.metrics)
         self._guarded(lambda: [mean.result() for mean in self.server.experience.episodes.by_band.values()])
-        self._guarded(self.server.replay.buffer.check_valid)
+        self._guarded(lambda: check_buffer(self.server.replay.buffer))
         self.server.sampling.finished = None
 
     def _guarded(self, action: Any) -> None:

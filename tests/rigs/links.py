@@ -74,13 +74,11 @@ def replay_of(num_segments: int = 64, limiter: RateLimiter | None = None) -> Rep
     return replay
 
 
-def credit(
-    peer_id: int, groups: int = 0, segments: int = 0, environment_steps: int = 0, shape: tuple[int, int] = (1, 4)
-) -> Credit:
+def credit(groups: int = 0, segments: int = 0, environment_steps: int = 0, shape: tuple[int, int] = (1, 4)) -> Credit:
     """Credit for whole groups of `shape`, K batches of B transitions."""
     batches, size = shape
     counts = np.full((groups, batches), size, np.int32) if groups else NO_COUNTS
-    return Credit(peer_id, segments, counts, environment_steps)
+    return Credit(segments, counts, environment_steps)
 
 
 def free_limiter(min_size: int = 1) -> RateLimiter:

@@ -120,7 +120,7 @@ class Server(ServerEnd):
         super().__init__(sockets.serve_sampling, address, replay_of(capacity, limiter))
         self.inserted = 0
         config = CONFIG.replace(replay=replace(CONFIG.replay, index=index))
-        self.service = SamplingServer(self.socket, config, self.replay, peer_id=9)
+        self.service = SamplingServer(self.socket, config, self.replay)
         self.dropped = self.service.dropped
 
     def insert(self, count: int = 1) -> None:
@@ -178,7 +178,7 @@ class Link(Ends):
         self.clients.append(peer.socket)
         if hello is not None:
             peer.send(hello)
-            assert peer.receive(LearnerWelcome) == LearnerWelcome(9, server.buffer.capacity_segments)
+            assert peer.receive(LearnerWelcome) == LearnerWelcome(server.buffer.capacity_segments)
         return peer
 
     def router(self) -> FalseServer:
@@ -211,7 +211,7 @@ class FalseServer:
 
     def welcome(self) -> None:
         self.until_received(lambda message: isinstance(message, LearnerHello))
-        self.send(LearnerWelcome(9, CAPACITY))
+        self.send(LearnerWelcome(CAPACITY))
         self.until_received(lambda message: isinstance(message, Credit) and message.counts.size > 0)
         self.received.clear()
 

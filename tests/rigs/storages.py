@@ -72,7 +72,7 @@ def pull(url: Path | str, directory: Path) -> dict[str, bytes]:
 
 
 def failing(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
-    """Makes the storage fail after this many files and manifests, each of which gets a random name."""
+    """Makes the storage fail after this many files, each of which gets a random name."""
     real, names = secrets.token_hex, itertools.count()
 
     def name_or_fail(size: int) -> str:

@@ -200,7 +200,6 @@ def virtual(fleet: Fleet) -> Iterator[None]:
         "links.weights_server.threading": mock.Mock(Thread=ServerThread, Event=threading.Event),
         "links.weights_server.WEIGHTS_PIECE_BYTES": PIECE_BYTES,
         "links.weights_client.WEIGHTS_PIECE_BYTES": PIECE_BYTES,
-        "workers.replay_server.new_peer_id": fleet.peer_id,
         "replay.snapshots.new_identity": fleet.identity,
         "replay.journal.SnapshotWriter": writer,
         "replay.journal.LOG_BYTES_AT_MOST": 60_000,

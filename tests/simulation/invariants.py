@@ -15,6 +15,7 @@ from apex_jax.segment_codec import decode_frames
 from apex_jax.transport.wire import WireError
 from apex_jax.types import MAX_STREAMED_SEGMENTS, SegmentRecord
 from tests.rigs.links import SPEC
+from tests.rigs.validity import check_buffer
 from tests.simulation.clock import Clock, Violation
 from tests.simulation.segments import number_in, priority_of
 
@@ -303,12 +304,12 @@ class Oracle:
         """The expensive checks of the whole fleet."""
         for process in self.fleet.replays():
             server, books = process.server, self.books[process.index]
-            server.replay.buffer.check_valid()
+            check_buffer(server.replay.buffer)
             self._check_priorities(server.replay.buffer, books)
             for peer_id, stored in books.stored.items():
                 account = server.replay.ledger.counts(peer_id)
                 self.check(account.stored == stored, "the ledger has", account.stored, "of", stored)
-            totals = server.ledger()
+            totals = server.experience.totals()
             outcomes = sum(count for outcome, count in totals.items() if outcome != "produced")
             self.check(totals["produced"] == outcomes, "the ledger does not add up:", totals)
             self._check_acknowledged(process.index, books)
@@ -320,7 +321,7 @@ class Oracle:
     def check_drained(self) -> None:
         """All actors have left: no transition is in flight, and none is counted twice."""
         for process in self.fleet.replays():
-            totals, ledger = process.server.ledger(), process.server.replay.ledger
+            totals, ledger = process.server.experience.totals(), process.server.replay.ledger
             self.check(not totals["in_flight"], "transitions are in flight:", totals)
             for peer_id, stream in self._newest_streams(process.index):
                 account = ledger.counts(peer_id)

@@ -265,7 +265,7 @@ class ActorProcess(WeightsUser):
             return 0.2
         self._waiting = None
         self.stream_task.wake(self.clock.between(0.0, 0.02))
-        stream.status = ActorStatus(self.peer_id, 1.0, self.in_use.version)
+        stream.status = ActorStatus(1.0, self.in_use.version)
         return self.clock.between(0.5, 1.5) * self.fleet.segment_seconds
 
     def _is_reassigned(self) -> bool:

@@ -12,7 +12,6 @@ from PIL import Image
 
 from apex_jax.environments.atari_scores import ATARI_SCORES
 from apex_jax.plotting.packed_runs import read_packed
-from apex_jax.plotting.plot import draw_each_against_the_first
 from apex_jax.plotting.plot_command import groups_of
 from results import ablations, scores, suite
 from results.suite import Played
@@ -41,7 +40,7 @@ def test_published_ablations_are_those_of_the_published_runs(tmp_path: Path) -> 
     assert (folder / "table.md").read_text() == printed + "\n"
     assert printed in (ROOT / "results" / "README.md").read_text()
     assert [line.count("|") for line in printed.splitlines()] == [7] * (2 + len(variants))
-    draw_each_against_the_first(groups, tmp_path / "ablations.png")
+    ablations.draw(groups, tmp_path / "ablations.png")
     with (
         Image.open(tmp_path / "ablations.png") as drawn,
         Image.open(folder / "ablations.png") as published,

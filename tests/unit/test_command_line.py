@@ -134,8 +134,8 @@ def test_device_libraries_are_not_imported_before_the_device_is_chosen() -> None
         # a value of a wrong type, or out of its range
         ("learner.batch_size=0", ["learner.batch_size=0", "1 to 65_536 transitions"]),
         ("learner.batch_size=[1]", ["learner.batch_size=[1]", "whole number"]),
-        ("learner.batch_size=", ["learner.batch_size=null", "leave the key out"]),
-        ("learner.batch_size='32'", ['learner.batch_size="32"', "leave out the quotes"]),
+        ("learner.batch_size=", ["learner.batch_size=null", "whole number"]),
+        ("learner.batch_size='32'", ['learner.batch_size="32"', "whole number"]),
         (["network.channels=[16, '32', null]"], ['network.channels=[16, "32", null]', "whole number"]),
         ("environment.task=", ["environment.task=", "Pong-v5"]),
         ("seed=0x" + "f" * 9000, ["seed=", "0 to 2_147_483_647"]),
@@ -149,10 +149,6 @@ def test_device_libraries_are_not_imported_before_the_device_is_chosen() -> None
         ("environment.task=${oc.env:HOME}", ["${oc.env:HOME}", "evaluated"]),
         (["environment.task=!!python/object/apply:os.getcwd []"], ["environment.task", "not YAML"]),
         ("learner.batch_size=[1", ["learner.batch_size=[1", "not YAML"]),
-        # given twice
-        ("seed=1 seed=2", ["seed=1 and seed=2"]),
-        ("--role evaluator episodes=3 evaluator.episodes=4", ["episodes=3 and evaluator.episodes=4"]),
-        (["learner={batch_size: 3}", "learner.batch_size=4"], ["{batch_size: 3} and learner.batch_size=4"]),
         (["learner={batch_size: 1, batch_size: 2}"], ["duplicate key batch_size"]),
         # a key that is not there, or is a group
         ("lr=1", ["lr", "learner.learning_rate"]),
@@ -176,7 +172,6 @@ def test_device_libraries_are_not_imported_before_the_device_is_chosen() -> None
         ("--config catch seeds=1,2 run_directory=x", ["run_directory=x", "seeds=1,2"]),
         ("--config catch seeds=1,2 storage.url=x", ["storage.url=x", "seed=N"]),
         ("--config catch seeds=1,2 total_updates=0", ["seeds=1,2", "total_updates"]),
-        ("--config catch seed=3 seeds=1,2", ["seeds=1,2 and seed=3"]),
         *((f"--config catch seeds={bad}", [f"seeds={bad}: must be", "0 to 2147483647"])
           for bad in ("", "1,", "1,x", "1,1", "1,01", "-1", "1.5", "[1,2]", "2147483648")),
         # loggers
@@ -198,7 +193,6 @@ def test_device_libraries_are_not_imported_before_the_device_is_chosen() -> None
         ("learner.batch_size=65536 learner.updates_per_call=128 learner.prefetch_batches=128", ["65536", "8388608"]),
         ("network.strides=[1]", ["network.channels", "network.strides=[1]", "network.kernel_sizes=[4, 3, 3]"]),
         ("environment.frame_size=20 network.kernel_sizes=[4,7,3]", ["kernel_sizes=[4, 7, 3]", "5 pixels"]),
-        (f"--config {CONFIGS / 'paper.yaml'} network.hidden_units=65536", ["hidden_units=65536", "1,573 MiB", "512"]),
         ("environment.frame_size=42 network.strides=[3,2,1]", ["network.strides=[3, 2, 1]", "frame_size=40 or 46"]),
         ("environment.frame_size=41 network.kernel_sizes=[2,3,3] network.strides=[3,2,1]",
          ["network.strides=[3, 2, 1]", "larger than its kernel", "network.unseen_pixels=true"]),
@@ -211,7 +205,7 @@ def test_device_libraries_are_not_imported_before_the_device_is_chosen() -> None
         *((f"addresses.weights=ipc://{bad}", ["107 bytes"]) for bad in ("", "x" * 108)),
         *((f"addresses.weights=ipc://{bad}", ["the path of a file"]) for bad in ("@x", "*")),
         ("addresses.weights=tcp://127.0.0.1:5550", ["used twice"]),
-        ("storage.url=memory://x", ["s3://bucket/prefix"]),
+        *((f"storage.url={url}", ["s3://bucket/prefix"]) for url in ("memory://x", "gs://bucket/x", "s3://", "/")),
     ],
 )  # fmt: skip
 def test_mistake_is_one_line_with_key_value_range_and_fix(argv: str | list[str], parts: list[str]) -> None:
@@ -222,7 +216,7 @@ def test_mistake_is_one_line_with_key_value_range_and_fix(argv: str | list[str],
 @pytest.mark.parametrize("url", ["s3://KEY:hidden@bucket/x", "s3://KEY:hid/den@bucket/x", "https://hidden@host/x"])
 def test_credentials_in_a_url_are_refused_and_not_repeated(url: str) -> None:
     given = f"storage.url={url}"
-    for argv in ([given], [given, "storage.url=x"], [f"--{given}"], [f"storage.ulr={url}"]):
+    for argv in ([given], [f"--{given}"], [f"storage.ulr={url}"]):
         assert "hid" not in message(*argv)
     assert "AWS_PROFILE" in message(given)
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-
 import pytest
 from envpool.registration import registry
 
@@ -13,16 +11,13 @@ from apex_jax.config import (
     Config,
     EnvironmentConfig,
     LearnerConfig,
-    NetworkConfig,
     ReplayConfig,
 )
 from apex_jax.config.load import SETTINGS, Setting, load
 from apex_jax.config.rules import check
 from apex_jax.config.services import AddressConfig, server_name
-from apex_jax.environments.environment import segment_spec
 from apex_jax.host.errors import UsageError
 from apex_jax.host.program import CONFIGS
-from apex_jax.segment_codec import max_slots
 
 
 @pytest.mark.parametrize("setting", SETTINGS.values(), ids=SETTINGS)
@@ -64,13 +59,6 @@ def test_atari_games_are_distinguished_from_gym_mujoco_by_their_names_alone() ->
     assert len(atari) > 100
     assert {name for name in registry.specs if name.endswith("-v5")} == atari | mujoco_v5
     assert {name for name in registry.specs if EnvironmentConfig(task=name).is_atari} == atari
-
-
-def test_geometry_of_convolutions_binds_only_tasks_with_pixels() -> None:
-    pixels = Config(environment=EnvironmentConfig(task="Pong-v5"))
-    vector = Config(environment=EnvironmentConfig(task="CartPole-v1"))
-    assert "channels=" in pixels.weights_compatibility_key
-    assert "channels=" not in vector.weights_compatibility_key
 
 
 @pytest.mark.parametrize(("epsilon", "loss", "key"), [
@@ -118,8 +106,6 @@ def test_replay_server_has_a_name_and_binds_its_own_address_of_a_list_or_the_onl
     ("catch.yaml", ["run_directory=~/runs/x"], ["run_directory=~/runs/x", "in place of ~"]),
     ("paper.yaml", ["network.channels=[32,64]"],
      ["network.channels=[32, 64]", "network.kernel_sizes=[8, 4, 3]", "network.strides=[4, 2, 1]"]),
-    ("atari.yaml", ["actor.segment_slots=4096", "environment.frame_size=210"],
-     ["actor.segment_slots=4096", "at most 757", "environment.frame_size=210", "32 MiB"]),
 ])  # fmt: skip
 def test_setting_that_does_not_fit_the_others_is_refused_with_their_values(
     file: str, settings: list[str], parts: list[str]
@@ -127,16 +113,6 @@ def test_setting_that_does_not_fit_the_others_is_refused_with_their_values(
     with pytest.raises(UsageError) as caught:
         load(CONFIGS / file, settings)
     assert [part for part in parts if part not in str(caught.value)] == []
-
-
-@pytest.mark.parametrize("frame_size", [91, 128, 210])
-def test_largest_segment_of_a_frame_size_can_just_be_sent(frame_size: int) -> None:
-    config = Config(environment=EnvironmentConfig(frame_size=frame_size), network=NetworkConfig(unseen_pixels=True))
-    most = max_slots(segment_spec(config))
-    for slots, is_right in ((most, True), (most + 1, False)):
-        candidate = config.replace(actor=ActorConfig(segment_slots=slots))
-        with contextlib.nullcontext() if is_right else pytest.raises(UsageError, match=f"must be at most {most}, with"):
-            check(candidate)
 
 
 def test_items_fill_all_but_one_slot_of_a_segment_whatever_the_game_stacks() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import re
 import subprocess
 import sys
 import threading
@@ -231,35 +230,6 @@ def test_wrong_settings_are_one_line_of_an_error(served: Served) -> None:
     away = served.client("addresses.experience=tcp://no-such-host.invalid:5550", "security.insecure=true")
     with pytest.raises(RunError, match=r"addresses\.experience=.*no-such-host\.invalid"):
         away.insert(items_of(range(1)))
-
-
-FORKS = """
-import os, sys, warnings
-import numpy as np
-from apex_jax import ReplayClient
-warnings.simplefilter("ignore")  # Python 3.12 warns of the fork of a process with threads
-client = ReplayClient(*sys.argv[1:])
-items = {name: np.zeros((1, *client.dtype[name].shape), client.dtype[name].base) for name in client.dtype.names}
-client.insert(items)
-if child := os.fork():
-    os.waitpid(child, 0)
-    client.close()
-    sys.exit()
-for use in (lambda: client.insert(items), client.flush, client.sample):
-    try:
-        use()
-    except Exception as error:
-        print(type(error).__name__, error, flush=True)
-os._exit(0)
-"""
-
-
-def test_client_that_was_connected_before_a_fork_is_one_error_in_the_child(served: Served) -> None:
-    command = [sys.executable, "-c", FORKS, str(served.file), *served.settings]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=True)
-    errors = done.stdout.splitlines()
-    assert len(errors) == 3
-    assert all(re.match(r"RunError this ReplayClient belongs to process \d+, .* after the fork$", e) for e in errors)
 
 
 def test_client_loads_neither_jax_nor_envpool() -> None:

@@ -77,7 +77,7 @@ def test_updates_equal_their_numpy_twin(changes: dict[str, Any]) -> None:
         priorities, metrics = twin.update(batch_of(store, indices[0], weights[0]), share)
         assert int(state.updates) == updates
         np.testing.assert_allclose(output.priorities[0], priorities, rtol=1e-4, atol=1e-4)
-        assert output.metrics.keys() == metrics.keys() <= TAGS.keys()
+        assert output.metrics.keys() == metrics.keys() <= TAGS
         for name, value in metrics.items():
             np.testing.assert_allclose(output.metrics[name][0], value, rtol=1e-4, atol=1e-5, err_msg=name)
         assert_params_equal(flat_params(state.policy), twin.policy)

@@ -13,13 +13,11 @@ import pytest
 from apex_jax.agent.algorithm import Algorithm
 from apex_jax.agent.dqn import make_dqn
 from apex_jax.agent.networks import Critic, Policy
-from apex_jax.config import Config, EnvironmentConfig, EvaluatorConfig, NetworkConfig, rules
+from apex_jax.config import Config, EnvironmentConfig, EvaluatorConfig, NetworkConfig
 from apex_jax.config.load import load
 from apex_jax.config.rules import check
-from apex_jax.environments.environment import segment_spec
 from apex_jax.host.errors import UsageError
 from apex_jax.host.program import CONFIGS
-from apex_jax.types import MAX_WEIGHTS_BYTES
 from tests.rigs import reference
 from tests.rigs.agents import PIXELS, twin_params
 
@@ -34,18 +32,6 @@ def q_values(dqn: Algorithm, params: Any, pixels: np.ndarray) -> Any:
     """Returns the q-values `[A]` of one observation."""
     assert dqn.greedy is not None
     return jax.jit(dqn.greedy)(params, jnp.asarray(pixels))["q_values"][0]
-
-
-@pytest.mark.parametrize("torso", ["convolutions", "impala"])
-@pytest.mark.parametrize(("dueling", "quantiles"), [(True, 0), (False, 0), (True, 8)])
-def test_rules_compute_the_number_of_parameters_and_of_sent_bytes(dueling: bool, quantiles: int, torso: str) -> None:
-    overrides = ["environment.task=Boxing-v5", f"network.dueling={str(dueling).lower()}"]  # a game with all actions
-    overrides += [f"algorithm.quantiles={quantiles}", f"network.torso={torso}"]
-    config = load(CONFIGS / "paper.yaml", overrides)
-    params = jax.eval_shape(make_dqn(config, segment_spec(config)).init, jax.random.key(0)).online_params
-    but_biases = sum(leaf.size for leaf in jax.tree.leaves(params) if leaf.ndim > 1)
-    assert rules.num_parameters(config, outputs=7 if torso == "convolutions" else 6) == but_biases
-    assert rules.MAX_PARAMETER_BYTES == MAX_WEIGHTS_BYTES
 
 
 def test_network_of_the_paper_has_its_3_3_million_parameters() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import envpool
@@ -192,12 +193,12 @@ def test_task_of_mujoco_is_rendered_only_by_its_reference_simulator(task: str, h
     assert has_reference_simulator(config(task)) == has_simulator
 
 
-def test_segment_of_vectors_that_no_message_can_hold_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("apex_jax.environments.environment.max_slots", lambda _: 1000)  # no task is wide enough
-    cart = config("CartPole-v1")
-    with pytest.raises(UsageError, match=r"actor\.segment_slots=1001: must be at most 1000, with .*task=CartPole-v1"):
-        segment_spec(cart.replace(actor=ActorConfig(segment_slots=1001)))
-    assert segment_spec(cart.replace(actor=ActorConfig(segment_slots=1000))).slots == 1000
+def test_segment_that_no_message_can_hold_is_refused() -> None:
+    pong = config("Pong-v5")
+    pong = pong.replace(environment=replace(pong.environment, frame_size=210))
+    with pytest.raises(UsageError, match=r"actor\.segment_slots=758: must be at most 757, with .*task=Pong-v5"):
+        segment_spec(pong.replace(actor=ActorConfig(segment_slots=758)))
+    assert segment_spec(pong.replace(actor=ActorConfig(segment_slots=757))).slots == 757
 
 
 def test_equal_seeds_agree_and_different_seeds_differ() -> None:

@@ -82,25 +82,17 @@ def test_an_earlier_checkpoint_without_evaluation_has_no_results(run: Path, tmp_
     assert "have not been evaluated" in (tmp_path / "README.md").read_text()
 
 
-def test_code_that_a_run_names_is_not_imported_unless_the_user_names_it_too(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_environment_of_ones_own_is_not_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    code, imported = "gymnasium:of_the_run:Corridor", tmp_path / "imported"
+    imported = tmp_path / "imported"
     module = f"from tests.rigs.environments import Corridor\nopen({str(imported)!r}, 'a')\n"
     (tmp_path / "of_the_run.py").write_text(module)
-    save_run("CartPole-v1", tmp_path / "run", (1,), f"environment.task={code}")
+    save_run("CartPole-v1", tmp_path / "run", (1,), "environment.task=gymnasium:of_the_run:Corridor")
     imported.unlink()
     describe.cache_clear()
-    for name in ("first", "second", "third"):
-        (tmp_path / name).mkdir()
-    note = write_files(tmp_path / "first", "run")[-1]
-    assert code in note
-    with pytest.raises(UsageError, match=r"^environment\.task=gymnasium:os:system: "):
-        write_files(tmp_path / "second", "run", code={"environment.task": "gymnasium:os:system"})
+    (tmp_path / "folder").mkdir()
+    write_files(tmp_path / "folder", "run")
     assert not imported.exists()
-    assert len(write_files(tmp_path / "third", "run", code={"environment.task": code})) == 1
-    assert imported.exists()
 
 
 def test_video_that_is_a_link_is_not_followed(tmp_path: Path) -> None:
@@ -196,12 +188,12 @@ def test_a_new_or_empty_folder_is_written(
     (tmp_path / "empty").mkdir()
     (tmp_path / ".new.half").mkdir()  # left by a killed process
     (tmp_path / ".new.half" / "old").touch()
-    for name, arguments in (("new", []), ("empty", ["environment.task=gymnasium:a:B", "--updates", "7"])):
+    for name, arguments in (("new", []), ("empty", ["network.name=a:B", "--updates", "7"])):
         assert export_command.run(["run", str(tmp_path / name), *arguments]) == 0
         assert capsys.readouterr().out == f"{tmp_path / name}: file\na note\n"
     assert {path.name for path in tmp_path.iterdir()} == {"new", "empty"}
     assert [path.name for path in (tmp_path / "new").iterdir()] == ["file"]
-    assert (tmp_path / "empty" / "file").read_text() == "run 7 {'environment.task': 'gymnasium:a:B'}"
+    assert (tmp_path / "empty" / "file").read_text() == "run 7 {'network.name': 'a:B'}"
 
 
 @pytest.mark.parametrize(("name", "message"), [

@@ -15,13 +15,12 @@ import pytest
 from jax import export
 
 from apex_jax.agent.policy_function import any_batch, for_any_batch, policy_function
-from apex_jax.export.check import check_outputs, expected_outputs, real_observations
+from apex_jax.export.check import check_outputs, expected_outputs
 from apex_jax.export.onnx_graph import onnx_model
 from apex_jax.export.programs import ONNX, STABLEHLO, run_onnx, run_stablehlo, write_onnx, write_stablehlo
 from apex_jax.host.errors import RunError
 from apex_jax.policy import Agent
 from tests.rigs.exported import KINDS, agent_of, observations_of
-from tests.rigs.saved_runs import config_of
 
 ACTION, VALUE = np.zeros((2, 3), np.float32), np.array([100.0, -300.0], np.float32)
 Q_VALUES = np.array([[1.0, 1.0, 0.0], [0.0, 2.0, 3.0]], np.float32)
@@ -145,14 +144,6 @@ def test_operation_without_a_translation_is_named_and_nothing_written(
 
 
 # The check ------------------------------------------------------------------------------------------------------
-
-
-def test_observations_are_of_many_episodes_and_the_same_each_time(tmp_path: Path) -> None:
-    config = config_of("Catch-v0", tmp_path)
-    observations = real_observations(config)
-    assert observations.shape == (64, 1, 50)
-    assert len(np.unique(observations, axis=0)) > 20
-    np.testing.assert_array_equal(real_observations(config), observations)
 
 
 @pytest.mark.parametrize(("outputs", "message"), [

@@ -14,11 +14,13 @@ from apex_jax.host import disk
 
 
 def test_a_directory_is_for_one_process_until_its_file_is_closed(tmp_path: Path) -> None:
-    with open(tmp_path / "lock", "w") as first, open(tmp_path / "lock", "w") as second:
-        assert disk.lock(tmp_path, first.fileno())
-        assert not disk.lock(tmp_path, second.fileno())
-        first.close()
-        assert disk.lock(tmp_path, second.fileno())
+    first = disk.lock_file(tmp_path / "lock")
+    assert first is not None
+    assert disk.lock_file(tmp_path / "lock") is None
+    os.close(first)
+    second = disk.lock_file(tmp_path / "lock")
+    assert second is not None
+    os.close(second)
 
 
 @pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOTSUP, errno.EINVAL])
@@ -29,8 +31,9 @@ def test_file_system_without_locks_is_used_with_a_warning(
         raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr(fcntl, "flock", fail)
-    with open(tmp_path / "lock", "w") as file:
-        assert disk.lock(tmp_path, file.fileno())
+    descriptor = disk.lock_file(tmp_path / "lock")
+    assert descriptor is not None
+    os.close(descriptor)
     assert [record.levelname for record in caplog.records] == ["WARNING"]
     assert f"{tmp_path} cannot be locked ({os.strerror(number)})" in caplog.text
 

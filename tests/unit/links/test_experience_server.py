@@ -40,7 +40,7 @@ def test_a_status_is_answered_with_the_stored_sequence(link: Link) -> None:
     peer.send(message_of(1))
     assert peer.receive(SegmentAck).sequence == 1
     for _ in range(3):
-        peer.send(ActorStatus(1, 0.0, 0))
+        peer.send(ActorStatus(0.0, 0))
         assert peer.receive(SegmentAck).sequence == 1
 
 
@@ -142,7 +142,7 @@ def test_a_silent_actor_is_evicted_and_its_ladder_indices_go_to_the_next(link: L
     ladder_indices = join(silent, 1).ladder_indices
     join(alive, 2)
     server.now_seconds = PEER_TIMEOUT_SECONDS
-    alive.send(ActorStatus(2, 5.0, 7))
+    alive.send(ActorStatus(5.0, 7))
     server.until(lambda: any(actor.status.weights_version == 7 for actor in server.service.actors.values()))
     server.service.evict_dead_peers(PEER_TIMEOUT_SECONDS)
     assert len(server.service.actors) == 2
@@ -158,7 +158,7 @@ def test_nobody_is_evicted_while_its_heartbeat_may_be_pending_but_a_flood_protec
     server = link.server()
     _, flooding = link.peer(server, peer_id=1), link.peer(server, peer_id=2)
     monkeypatch.setattr(sockets, "MESSAGES_AT_ONCE", 1)
-    flooding.send(*[ActorStatus(2, 0.0, 0)] * 6)
+    flooding.send(*[ActorStatus(0.0, 0)] * 6)
     for number in range(1, 6):  # two peers can have at most so many unread heartbeats as there are peers, twice over
         assert server.socket.poll(10_000)
         server.service.read(PEER_TIMEOUT_SECONDS + 1)
@@ -188,7 +188,7 @@ def test_a_new_peer_id_on_a_connection_frees_the_ladder_indices_of_the_previous_
     peer = link.peer(server)
     first, *_ = [join(peer, peer_id) for peer_id in range(1, 10)]
     assert len(server.service.actors) == 1
-    peer.send(Goodbye(9))
+    peer.send(Goodbye())
     server.until(lambda: not server.service.actors)
     assert join(link.peer(server), 10).ladder_indices.tolist() == first.ladder_indices.tolist()
 
@@ -215,7 +215,7 @@ def test_a_new_actor_gets_the_ladder_indices_of_a_quiet_one_before_its_eviction(
     server = link.server()
     living, dead = link.peer(server, peer_id=1), join(link.peer(server), 2)
     server.now_seconds = membership.QUIET_SECONDS + 1.0
-    living.send(ActorStatus(1, 0.0, 0))
+    living.send(ActorStatus(0.0, 0))
     assert living.receive(SegmentAck).sequence == 0
     again = join(link.peer(server), 3)
     assert len(server.service.actors) == 3, "the dead one is not forgotten yet"
@@ -259,7 +259,7 @@ def test_an_actor_beyond_the_limit_is_refused_and_retries(
     assert len(caplog.records) == 1
     back = link.peer(server)
     join(back, 1)  # it is no other
-    back.send(Goodbye(1))
+    back.send(Goodbye())
     server.until(lambda: stream.wait_for_welcome(0))
     peer.send(message_of(1))
     peer.receive(Rejoin)
@@ -274,7 +274,7 @@ GAME = st.tuples(st.sampled_from([0.0, 0.005, 0.03, 0.1, 0.9, 1.0]), st.integers
 def statistics_of(games: list[tuple[float, int, int]]) -> EpisodeStatistics:
     epsilon, returns, steps = zip(*games, strict=True) if games else ((), (), ())
     arrays = np.array(epsilon, np.float32), np.array(returns, np.float32), np.array(steps, np.int32)
-    return EpisodeStatistics(1, *arrays, "", np.zeros((len(games), 0), np.float32))
+    return EpisodeStatistics(*arrays, "", np.zeros((len(games), 0), np.float32))
 
 
 def band_of(epsilon: float) -> str:
@@ -319,10 +319,10 @@ def test_means_of_numbers_in_info_are_of_the_games_that_have_them() -> None:
     numbers = np.array([[1.0, 3.0, 9.0], [0.0, np.nan, 9.0]], np.float32)
     for names in ("is_success level other", "is_success"):  # an actor's own names, of which some are asked for
         means.add(statistics_of([(0.5, 7, 10)] * 2)._replace(info_names=names, info=numbers))
-    values = means.values()
+    values = means.take()
     assert (values["charts/info_is_success"], values["charts/info_level"]) == (0.5, 3.0)
     assert "charts/info_other" not in values
-    assert means.emptied().values() == {}
+    assert means.take() == {}
 
 
 # Turns and places ---------------------------------------------------------------------------------------------------
@@ -333,7 +333,7 @@ LADDER = 8
 
 def actor_of(peer_id: int) -> ActorPeer:
     ladder_indices = np.array([peer_id % LADDER], np.int32)
-    return ActorPeer(peer_id, peer_id, ladder_indices, ActorStatus(peer_id, 0.0, 0), 0, b"%d" % peer_id)
+    return ActorPeer(peer_id, peer_id, ladder_indices, ActorStatus(0.0, 0), 0, b"%d" % peer_id)
 
 
 def test_connected_actors_take_turns_and_their_segments_are_stored_in_order() -> None:

@@ -24,6 +24,7 @@ from tests.rigs.buffers import L as BUFFER_L
 from tests.rigs.buffers import buffer_of, columns_of
 from tests.rigs.links import SPEC, TRANSITIONS, free_address, free_limiter, highest, wait_until
 from tests.rigs.sampling_link import CAPACITY, B, K, L, Server, hello_of
+from tests.rigs.validity import check_buffer
 
 BETA = 0.4
 
@@ -198,7 +199,7 @@ def test_frame_store_is_what_each_server_was_when_it_drew(fleet: Fleet, seed: in
             stream.update_priorities(last, rng.random((K, B), np.float32))
     fleet.batches(of(0, 1, 2))
     for server in fleet.servers.values():
-        server.buffer.check_valid()
+        check_buffer(server.buffer)
         assert not server.dropped["invalid_priority"]
     assert not stream.dropped
 

@@ -64,10 +64,10 @@ def test_server_sends_no_more_than_the_credit_allows(sampling: Link) -> None:
     server.insert(5)
     peer = sampling.peer(server, hello_of())
     assert peer.receives_nothing()
-    peer.send(credit(1, groups=1, segments=3))
+    peer.send(credit(groups=1, segments=3))
     assert len(peer.receive(StreamedSegments).ring_slots) == 3
     assert peer.receives_nothing(), "no batch before every live segment"
-    peer.send(credit(1, groups=1, segments=4))
+    peer.send(credit(groups=1, segments=4))
     assert peer.receive(StreamedSegments).ring_slots.tolist() == [3, 4]
     peer.receive(IndexBatches)
     peer.receive(IndexBatches)
@@ -83,7 +83,7 @@ def test_large_segments_travel_in_several_messages(sampling: Link, monkeypatch: 
     server = sampling.server()
     server.insert(5)
     peer = sampling.peer(server, hello_of())
-    peer.send(credit(1, groups=0, segments=99))
+    peer.send(credit(groups=0, segments=99))
     assert [peer.receive(StreamedSegments).ring_slots.tolist() for _ in range(3)] == [[0, 1], [2, 3], [4]]
     monkeypatch.setattr(sampling_server, "BYTES_AT_ONCE", 1)
     server.insert(2)
@@ -93,10 +93,10 @@ def test_large_segments_travel_in_several_messages(sampling: Link, monkeypatch: 
 def test_heartbeat_is_always_answered(sampling: Link) -> None:
     peer = sampling.peer(sampling.server(), hello_of())
     for _ in range(3):
-        peer.send(credit(1, groups=0, segments=0))
+        peer.send(credit(groups=0, segments=0))
         answer = peer.receive(Credit)
-        assert (answer.peer_id, answer.segments, answer.counts.size) == (1, 0, 0)
-    peer.send(credit(1, groups=1, segments=1))
+        assert (answer.segments, answer.counts.size) == (0, 0)
+    peer.send(credit(groups=1, segments=1))
     assert peer.receives_nothing()
 
 
@@ -105,7 +105,7 @@ def test_ratio_too_large_for_a_message_is_sent_as_the_largest_one(sampling: Link
     server.insert(1)
     server.limiter.sample(10**15)  # as after months in which no actor sent anything
     peer = sampling.peer(server, hello_of())
-    peer.send(credit(1, groups=1, segments=9))
+    peer.send(credit(groups=1, segments=9))
     peer.receive(StreamedSegments)
     assert peer.receive(IndexBatches).samples_per_insert == MAX_SAMPLES_PER_INSERT
 
@@ -151,18 +151,18 @@ def test_reconnected_learner_starts_again(sampling: Link) -> None:
     server = sampling.server()
     server.insert(2)
     before = sampling.peer(server, hello_of(1))
-    before.send(credit(1, groups=5, segments=5))
+    before.send(credit(groups=5, segments=5))
     before.receive(StreamedSegments)
     after = sampling.peer(server, hello_of(1))
     assert after.receives_nothing(), "the credit of the connection before is void"
-    after.send(credit(1, groups=0, segments=5))
+    after.send(credit(groups=0, segments=5))
     assert after.receive(StreamedSegments).ring_slots.tolist() == [0, 1]
 
 
 def test_repeated_hello_is_welcomed_once_and_gives_credit_once(sampling: Link) -> None:
     server = sampling.server()
     peer = sampling.peer(server, hello_of(1))
-    peer.send(credit(1, groups=2, segments=3), hello_of(1))
+    peer.send(credit(groups=2, segments=3), hello_of(1))
     assert peer.receives_nothing()
     assert server.service.learner is not None
     assert (len(server.service.learner.asked), server.service.learner.segments_credit) == (2, 3)
@@ -172,7 +172,7 @@ def test_server_gets_the_steps_of_the_run_from_its_learner(sampling: Link) -> No
     server = sampling.server()
     peer = sampling.peer(server, hello_of(1, environment_steps=500))
     assert server.service.run_steps == 500
-    peer.send(credit(1, groups=0, segments=0, environment_steps=900), Goodbye(1))
+    peer.send(credit(groups=0, segments=0, environment_steps=900), Goodbye())
     server.until(lambda: server.service.learner is None)
     assert server.service.run_steps == 900
 
@@ -257,7 +257,7 @@ def test_second_welcome_to_a_connection_makes_the_learner_join_on_a_new_one(
     stream = sampling.stream()
     false_server.welcome()
     first = false_server.identity
-    false_server.send(LearnerWelcome(9, CAPACITY))  # for a repeated hello that a long stall has delayed
+    false_server.send(LearnerWelcome(CAPACITY))  # for a repeated hello that a long stall has delayed
     false_server.welcome()
     assert false_server.identity != first
     assert (stream.peer_state, stream.disconnects, stream.next(0.0)) == ("joined", 1, None)

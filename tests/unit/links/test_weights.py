@@ -246,7 +246,7 @@ def test_learner_does_not_wait_for_a_client(link: Link, monkeypatch: pytest.Monk
     server, by_hand = link.server(), link.joined_peer()
     server.publish(params_of(2), 2, 0, final=True)
     if leaves:
-        by_hand.send(Goodbye(0))
+        by_hand.send(Goodbye())
     wait_until(lambda: server.is_drained and not server.clients)
 
 
@@ -311,7 +311,7 @@ def test_client_beyond_the_limit_is_refused_and_retries(link: Link, monkeypatch:
     server.publish(params_of(1), 1, 0)
     second = link.client()
     wait_until(lambda: second.dropped["refused"] >= 2)
-    first.send(Goodbye(0))
+    first.send(Goodbye())
     newest(second, 1)
 
 

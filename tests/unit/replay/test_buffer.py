@@ -13,6 +13,7 @@ from apex_jax.replay.replay import Replay
 from apex_jax.types import Columns
 from tests.rigs.buffers import SPEC, L, buffer_of, columns_of, leaf, priorities_at, random_columns, update
 from tests.rigs.links import CONFIG
+from tests.rigs.validity import check_buffer
 
 assert SPEC.max_transitions == 9
 
@@ -89,7 +90,7 @@ def test_agrees_with_a_naive_ring_under_random_operations(seed: int) -> None:
             assert run.ring_slots.tolist() == [naive.slot(number) for number in expected]
             cursor = run.cursor
             streamed.extend(expected)
-        buffer.check_valid()
+        check_buffer(buffer)
         assert (buffer.inserted_segments, buffer.size_segments) == (naive.inserted, len(naive.live))
         assert buffer.max_priority == naive.largest
         assert buffer.stored_bytes == empty_bytes + sum(len(body) for body, _ in naive.live.values())
@@ -115,7 +116,7 @@ def test_any_float32_priority_neither_vanishes_nor_overflows(alpha: float) -> No
     assert np.isfinite(weights).all()
     assert weights.max() == 1.0
     assert buffer.size_transitions == 2
-    buffer.check_valid()
+    check_buffer(buffer)
 
 
 def test_capacity_is_a_whole_number_of_segments_and_at_least_two() -> None:
@@ -154,7 +155,7 @@ def test_generations_are_the_low_32_bits_of_the_insertion_id() -> None:
     buffer.inserted_segments = 2**32 - 2
     for body in (b"a", b"b", b"c"):
         buffer.insert(body, priorities_at(f1=1.0), 0.0)
-    buffer.check_valid()
+    check_buffer(buffer)
     run = buffer.segments_since(2**32 - 1, 10)
     assert (run.generations.tolist(), run.bodies, run.cursor) == ([0, 1], (b"b", b"c"), 2**32 + 1)
 
@@ -179,4 +180,4 @@ def test_initial_priorities_are_the_actors_unless_maximum_is_configured() -> Non
     update(maximum, (1, 1, 5.0), (3, 1, 0.5))
     assert inserted(maximum, columns) == [0.0, 5.0, 0.0, 5.0]
     assert [leaf(maximum, 1), leaf(maximum, 3)] == [5.0, 0.5]
-    maximum.check_valid()
+    check_buffer(maximum)

@@ -10,6 +10,7 @@ import pytest
 
 from apex_jax.replay.buffer import BufferState, ReplayBuffer, StoredSegments
 from tests.rigs.buffers import SPEC, L, buffer_of, columns_of, leaf, priorities_at, random_columns, update
+from tests.rigs.validity import check_buffer
 
 
 class Disk:
@@ -33,8 +34,8 @@ def stored(segments: Sequence[tuple[int, bytes, np.ndarray]]) -> StoredSegments:
 
 
 def assert_same(one: ReplayBuffer, other: ReplayBuffer, now_seconds: float) -> None:
-    one.check_valid()
-    other.check_valid()
+    check_buffer(one)
+    check_buffer(other)
     for field, a, b in zip(BufferState._fields, one.state(now_seconds), other.state(now_seconds), strict=True):
         if field == "ages_seconds":
             np.testing.assert_allclose(np.asarray(a), np.asarray(b))
@@ -117,9 +118,9 @@ def test_with_a_smaller_capacity_the_newest_segments_keep_their_priorities(befor
     assert run.bodies == tuple(bytes([number]) for number in range(newest + 1, 12))
     assert run.generations.tolist() == list(range(newest + 1, 12))
     assert [leaf(restored, slot * L + 1) for slot in run.ring_slots] == [100.0 + n for n in range(newest + 1, 12)]
-    restored.check_valid()
+    check_buffer(restored)
     restored.insert(b"next", priorities_at(f2=1.0), 0.0)
-    restored.check_valid()
+    check_buffer(restored)
     assert restored.segments_since(0, 99).bodies[-1] == b"next"
 
 
@@ -132,7 +133,7 @@ def test_saved_priorities_that_contradict_their_segment_are_ignored() -> None:
     restored = buffer_of(alpha=1.0)
     assert disk.restore(restored, 0.0) == 0
     assert (leaf(restored, 1), leaf(restored, L + 1), leaf(restored, L + 3)) == (4.0, 4.0, 0.0)
-    restored.check_valid()
+    check_buffer(restored)
 
 
 def test_a_discarded_segment_stays_discarded_over_a_restart() -> None:
@@ -144,7 +145,7 @@ def test_a_discarded_segment_stays_discarded_over_a_restart() -> None:
     restored = buffer_of(alpha=1.0)
     assert disk.restore(restored, 0.0) == 2
     assert (leaf(restored, 1), leaf(restored, L + 1), restored.size_transitions) == (4.0, 0.0, 1)
-    restored.check_valid()
+    check_buffer(restored)
 
 
 @pytest.mark.parametrize("missing", [{1}, {3}, {5}, {1, 2}, {2, 4}, {4, 5}, {1, 2, 3, 4, 5}])
@@ -160,7 +161,7 @@ def test_older_segments_move_up_into_gaps_and_keep_their_priorities(missing: set
     for _ in range(3):  # a second start finds the same gaps, and a state that knows how they were closed
         restored = buffer_of(4, alpha=1.0)
         disk.restore(restored, 0.0)
-        restored.check_valid()
+        check_buffer(restored)
         run = restored.segments_since(0, 99)
         assert [body[0] for body in run.bodies] == left
         assert run.generations.tolist() == list(range(6 - len(left), 6))
@@ -172,7 +173,7 @@ def test_older_segments_move_up_into_gaps_and_keep_their_priorities(missing: set
     for number in range(6, 12):
         restored.insert(bytes([number]), priorities_at(f1=1.0), 0.0)
         live.append(number)
-        restored.check_valid()
+        check_buffer(restored)
         assert [body[0] for body in restored.segments_since(0, 99).bodies] == list(live)
 
 

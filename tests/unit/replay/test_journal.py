@@ -13,6 +13,7 @@ from apex_jax.replay.snapshots import JournalError
 from apex_jax.types import SegmentRecord
 from tests.rigs.journals import RUN, World, config_of, files, first_leaves
 from tests.rigs.links import TRANSITIONS
+from tests.rigs.validity import check_buffer
 
 # Starting again ---------------------------------------------------------------------------------------------------
 
@@ -42,7 +43,7 @@ def test_fault_05_restart_after_a_stop_restores_everything(tmp_path: Path, caplo
     assert after.journal.replay_id == before.journal.replay_id
     for one, other in zip(before.sample([4] * 2, 0.0), after.sample([4] * 2, 0.0), strict=True):
         np.testing.assert_array_equal(one, other)
-    after.buffer.check_valid()
+    check_buffer(after.buffer)
     after.kill()
 
 

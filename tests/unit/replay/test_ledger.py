@@ -71,10 +71,13 @@ def test_a_killed_actor_is_counted_up_to_its_last_segment_or_report_even_if_the_
     actor = served.actor(1)
     actor.send(segment(1, 1, produced=TRANSITIONS + 7))
     actor.receive(SegmentAck)
-    assert (served.server.ledger()["stored"], served.server.ledger()["in_flight"]) == (TRANSITIONS, 7)
-    actor.send(ActorStatus(1, 0.0, 0, produced=TRANSITIONS + 9))
-    served.until(lambda: served.server.ledger()["in_flight"] == 9)
+    assert (served.server.experience.totals()["stored"], served.server.experience.totals()["in_flight"]) == (
+        TRANSITIONS,
+        7,
+    )
+    actor.send(ActorStatus(0.0, 0, produced=TRANSITIONS + 9))
+    served.until(lambda: served.server.experience.totals()["in_flight"] == 9)
     served.restart()
-    totals = served.server.ledger()
+    totals = served.server.experience.totals()
     assert (totals["produced"], totals["stored"], totals["lost_with_actor"]) == (TRANSITIONS + 9, TRANSITIONS, 9)
     served.close()

@@ -39,9 +39,7 @@ def test_a_damaged_file_is_one_line_of_error(change: str, tmp_path: Path) -> Non
     contents["foreign dtype"] = struct.pack("<Q", len(foreign)) + foreign + b"0"
     contents["flipped"] = content[:-1] + bytes([content[-1] ^ 1])
     path.write_bytes(contents[change])
-    with pytest.raises(
-        RunError, match=r"p(: a is F8_E4M3\[1\]| cannot be read: |: its parameters are not as).*; copy it again"
-    ) as error:
+    with pytest.raises(RunError, match=r"p( cannot be read: |: its parameters are not as).*; copy it again") as error:
         load_params(path, PARAMS)
     assert "\n" not in str(error.value)
 
@@ -55,7 +53,7 @@ def test_a_missing_file_or_a_folder_is_one_line_of_error(tmp_path: Path) -> None
 @pytest.mark.parametrize(("name", "array", "message"), [
     ("critics.1.q", None, r"critics.1.q is missing, where this network has float32\[8\]"),
     ("critics.1.q", ODD[1:], r"critics.1.q is float32\[7\], where this network has float32\[8\]"),
-    ("critics.1.q", ODD.astype(np.float64), r"critics.1.q is F64\[8\], where"),
+    ("critics.1.q", ODD.astype(np.float64), r"critics.1.q is float64\[8\], where"),
     ("other", ODD, r"other is float32\[8\], where this network has missing"),
 ])  # fmt: skip
 def test_arrays_of_another_network_are_one_line_of_error(

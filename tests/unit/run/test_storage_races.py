@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from apex_jax.run import storage as module
 from apex_jax.run.storage import Storage, StorageError
 from tests.rigs.storages import IDENTITY, copied, pull, run_in, s3, write
 
@@ -17,9 +16,8 @@ __all__ = ["s3"]
 
 
 @pytest.fixture(params=["folder", pytest.param("s3", marks=pytest.mark.long)])
-def url(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A place for a copy. Without the hour that files are kept, so that nothing but the manifest protects them."""
-    monkeypatch.setattr(module, "KEPT_SECONDS", -60.0)
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """A place for a copy."""
     return str(tmp_path / "copy") if request.param == "folder" else str(request.getfixturevalue("s3"))
 
 

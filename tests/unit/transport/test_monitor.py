@@ -204,7 +204,7 @@ def test_server_with_an_unread_monitor_is_not_blocked_by_strangers(links: Links,
             stranger.sendall(b"\xff" * 100)
     client = links.connect("experience", address, None if has_keys else Security("actor"))
     until_joined(client, links.client_monitor.check)
-    sockets.send(client, Goodbye(1))
+    sockets.send(client, Goodbye())
     assert server.poll(10_000)
     links.server_monitor.count(links.dropped)
     assert links.dropped == {"failed_handshake": 1_500}

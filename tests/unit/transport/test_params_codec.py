@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from apex_jax.host.errors import UsageError
 from apex_jax.transport import params_codec
 
 
@@ -54,3 +55,11 @@ def test_weights_of_a_wrong_length_are_refused(change: int) -> None:
 def test_weights_that_are_not_float32_are_an_error_that_names_the_leaf() -> None:
     with pytest.raises(ValueError, match=r"weights\['a'\] is float64"):
         params_codec.architecture_of({"a": np.zeros(3)})
+
+
+def test_network_that_is_too_large_to_be_sent_is_one_line_of_error() -> None:
+    like = {"a": jax.ShapeDtypeStruct((2**27 + 1,), jnp.float32)}
+    with pytest.raises(
+        UsageError, match=r"512 MiB of parameters, of which 512 can be sent; lower network.hidden_units"
+    ):
+        params_codec.architecture_of(like)

@@ -120,7 +120,7 @@ def test_routing_ids_are_unpredictable(opened: Opened, serve: Make) -> None:
         ctypes.CDLL(None).srand(1)  # as each process begins: whoever claims the next routing id has libzmq abort it
         server = opened(serve)
         peer = opened(sockets.connect_experience, address_of(server))
-        wait_until(partial(sockets.send, peer, Goodbye(1)))
+        wait_until(partial(sockets.send, peer, Goodbye()))
         assert server.poll(10_000)
         identities.add(server.recv_multipart()[0])
     assert len(identities) == 2
@@ -183,7 +183,7 @@ def test_send_to_an_absent_peer_returns_false(opened: Opened, router: zmq.Socket
     assert not sockets.send(opened(sockets.connect_experience), Rejoin())
     assert not sockets.send(router, Rejoin(), b"nobody")
     peer = opened(sockets.connect_experience, address_of(router))
-    wait_until(lambda: sockets.send(peer, Goodbye(1)))
+    wait_until(lambda: sockets.send(peer, Goodbye()))
     router.poll(10_000)
     received = sockets.receive_from(router, (Goodbye,), Counter())
     assert received is not None
@@ -194,7 +194,7 @@ def test_send_to_an_absent_peer_returns_false(opened: Opened, router: zmq.Socket
 
 def test_send_to_a_peer_that_does_not_read_returns_false_in_the_end(opened: Opened, router: zmq.Socket) -> None:
     peer = opened(sockets.connect_experience, address_of(router))
-    wait_until(lambda: sockets.send(peer, Goodbye(1)))
+    wait_until(lambda: sockets.send(peer, Goodbye()))
     large = SegmentRecord(1, 1, produced=0, transitions=0, body=bytes(2**14), crc=0)
     assert any(not sockets.send(peer, large) for _ in range(100_000))  # 1.6 GB, far beyond what any buffer takes
 
@@ -206,8 +206,8 @@ def test_malformed_messages_are_skipped_and_counted_by_reason(opened: Opened, ro
     peer, dropped = opened(sockets.connect_experience, address_of(router)), Counter[str]()
     wait_until(lambda: sockets.send(peer, Rejoin()))
     peer.send_multipart([b"\xc1"])
-    sockets.send(peer, Goodbye(3))
-    assert next_goodbye(router, dropped) == Goodbye(3)
+    sockets.send(peer, Goodbye())
+    assert next_goodbye(router, dropped) == Goodbye()
     assert dropped == {"unknown_kind": 1, "not_msgpack": 1}
 
 

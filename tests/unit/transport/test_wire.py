@@ -81,9 +81,9 @@ def reason_of(frames: list[Any], **options: Any) -> str:
 
 
 INDICES, GENERATIONS = np.array([3, 1], np.int32), np.array([1, 2**32 - 1], np.uint32)
-UPDATE: Any = messages.PriorityUpdate(7, INDICES, GENERATIONS, priorities=np.array([0.5, np.nan], np.float32))
+UPDATE: Any = messages.PriorityUpdate(INDICES, GENERATIONS, priorities=np.array([0.5, np.nan], np.float32))
 SEGMENT: Any = SegmentRecord(1, 2, produced=3, transitions=4, body=b"body", crc=5)
-STATUS: Any = messages.ActorStatus(peer_id=1, steps_per_second=2.5, weights_version=3)
+STATUS: Any = messages.ActorStatus(steps_per_second=2.5, weights_version=3)
 REFUSAL: Any = messages.Refusal(reason="why", final=True)
 
 
@@ -92,7 +92,7 @@ REFUSAL: Any = messages.Refusal(reason="why", final=True)
 
 def test_frames_are_a_msgpack_list_and_the_raw_bytes() -> None:
     header, *bodies = frames_of(UPDATE)
-    assert msgpack.unpackb(header) == ["apex", wire.PROTOCOL_VERSION, 15, 7, [2], [2], [2]]
+    assert msgpack.unpackb(header) == ["apex", wire.PROTOCOL_VERSION, 15, [2], [2], [2]]
     assert bodies == [b"\3\0\0\0\1\0\0\0", b"\1\0\0\0\xff\xff\xff\xff", b"\0\0\0\x3f\0\0\xc0\x7f"]
     assert [msgpack.unpackb(frames_of(SEGMENT)[0]), frames_of(SEGMENT)[1:]] == [
         ["apex", wire.PROTOCOL_VERSION, 2, 1, 2, 3, 4, 4, 5],
@@ -171,9 +171,7 @@ def test_wrong_field_of_an_outgoing_message_is_an_error_with_its_name(message: A
 def test_outgoing_arrays_and_scalars_are_converted_to_the_wire_format() -> None:
     square = np.arange(16, dtype=np.int64).reshape(4, 4)
     priorities = np.array([0.25, 0.5])
-    message = UPDATE._replace(
-        peer_id=np.int64(7), indices=square[::2, 1], generations=np.zeros(2, ">u4"), priorities=priorities
-    )
+    message = UPDATE._replace(indices=square[::2, 1], generations=np.zeros(2, ">u4"), priorities=priorities)
     expected = UPDATE._replace(
         indices=np.array([1, 9], np.int32), generations=np.zeros(2, np.uint32), priorities=np.float32(priorities)
     )
@@ -233,12 +231,12 @@ def test_other_version_is_refused_with_both_versions(version: object) -> None:
     (SEGMENT, 3, "bad_field", (-1, 2**63)),
     (SEGMENT, 6, "bad_field", (2**32 + 1,)),
     (SEGMENT, 8, "bad_field", (2**32 + 1,)),
-    (STATUS, 4, "bad_field", (1, True, math.nan, math.inf, -math.inf, -1e-9, 1.1e9)),
+    (STATUS, 3, "bad_field", (1, True, math.nan, math.inf, -math.inf, -1e-9, 1.1e9)),
     (REFUSAL, 3, "bad_field", ("x" * 4097, "ü" * 2049, 1)),
     (REFUSAL, 4, "bad_field", (0, 1)),
     (SEGMENT, 7, "bad_shape", (-1, 0, 3, 5, None, True, 4.0, "4", [4])),
     (SEGMENT, 7, "too_large", (2**25 + 1, 2**64 - 1)),
-    (UPDATE, 4, "bad_shape", (2, None, "2", [], [1, 2], [-2], [2.0], [True], [None], [[2]], [1], [3])),
+    (UPDATE, 3, "bad_shape", (2, None, "2", [], [1, 2], [-2], [2.0], [True], [None], [[2]], [1], [3])),
 ])  # fmt: skip
 def test_item_of_a_header_that_does_not_fit_its_mark_or_frame_is_refused(
     message: Any, place: int, reason: str, values: tuple[Any, ...]
@@ -256,12 +254,12 @@ def test_number_of_fields_is_checked(message: Any) -> None:
 @pytest.mark.parametrize("shape", [[0, 2**63], [2**62, 0], [2**32, 2**32], [2**12, 2**11], [2**21, 3]])
 def test_product_of_a_shape_cannot_overflow_nor_hide_a_negative_size(shape: list[int]) -> None:
     message = Fuzzer([messages.Credit], 3, "").message_of(messages.Credit)
-    assert reason_of([with_item(message, 5, shape)[0], b""]) == "too_large"
-    assert reason_of([with_item(message, 5, [-2, -2])[0], bytes(16)]) == "bad_shape"
+    assert reason_of([with_item(message, 4, shape)[0], b""]) == "too_large"
+    assert reason_of([with_item(message, 4, [-2, -2])[0], bytes(16)]) == "bad_shape"
 
 
 def test_axis_letter_has_one_size_in_a_message() -> None:
-    header, indices, generations, priorities = with_item(UPDATE, 5, [1])
+    header, indices, generations, priorities = with_item(UPDATE, 4, [1])
     assert reason_of([header, indices, generations[:4], priorities]) == "bad_shape"
 
 

@@ -142,7 +142,7 @@ def test_segment_whose_returns_the_rewards_do_not_allow_is_not_learned_from(
     server = FalseServer(zmq.Context(), config.addresses.sampling[0])
     with open_learner(RoleContext(config, context, "learner"), spec) as learner:
         server.until_received(lambda message: isinstance(message, LearnerHello))
-        server.send(LearnerWelcome(9, spec.ring_segments(config.replay.capacity_transitions)))
+        server.send(LearnerWelcome(spec.ring_segments(config.replay.capacity_transitions)))
         server.send(streamed(1, bodies=[encode_segment(Segment(frames, columns), spec)]))
         wait_until(lambda: learner.replay.dropped["bad_return"])
     server.close()

@@ -80,7 +80,7 @@ def send_segments(actor: Peer, *numbers: int) -> None:
 
 def test_segments_of_actors_become_batches_of_the_learner(running: Running) -> None:
     learner, actor = running.learner(environment_steps=1_000), running.actor(1)
-    learner.send(credit(5, groups=1, segments=10))
+    learner.send(credit(groups=1, segments=10))
     send_segments(actor, 1, 2)
     received = [len(learner.receive(StreamedSegments).ring_slots)]
     while sum(received) < 2:
@@ -93,14 +93,14 @@ def test_segments_of_actors_become_batches_of_the_learner(running: Running) -> N
 
 def test_segments_wait_while_the_learner_waits_for_batches(running: Running) -> None:
     learner, actor = running.learner(), running.actor(1)
-    learner.send(credit(5, groups=0, segments=2))
+    learner.send(credit(groups=0, segments=2))
     send_segments(actor, 1, 2, 3)  # a learner that wants no batches now holds nothing back
-    learner.send(credit(5, groups=1, segments=0))
+    learner.send(credit(groups=1, segments=0))
     wait_until(lambda: running.server.sampling.is_in_arrears)
     actor.send(segment(1, 4, 400))
     assert actor.receives_nothing()
     assert running.server.replay.buffer.inserted_segments == 3
-    learner.send(credit(5, groups=0, segments=9))
+    learner.send(credit(groups=0, segments=9))
     received: list[int] = []
     while 2 not in received:
         received += learner.receive(StreamedSegments).ring_slots.tolist()
@@ -114,7 +114,7 @@ def test_metrics_of_the_replay_are_at_the_steps_of_the_run_that_its_learner_has_
     learner, actor, skip = running.learner(), running.actor(1), running.config.environment.frame_skip
     send_segments(actor, 1, 2)
     wait_until(lambda: running.server.describe()["environment_frames"] == 200 * skip)
-    learner.send(credit(5, groups=0, segments=0, environment_steps=1_200))
+    learner.send(credit(groups=0, segments=0, environment_steps=1_200))
     wait_until(lambda: running.server.describe()["environment_frames"] == 1_200 * skip)
     wait_until(lambda: steps_written(running.config)[-1] == 1_200 * skip)
 
@@ -128,22 +128,22 @@ def test_the_end_of_the_run_ends_the_server_once_all_have_left(
         learner.send(Finish("enough"))
         assert learner.receive(Finish).reason == "enough"
     assert actor.receive(Finish).reason == "enough"
-    actor.send(Goodbye(1))
+    actor.send(Goodbye())
     wait_until(lambda: not running.server.experience.actors)
     assert running.thread.is_alive()
-    learner.send(Goodbye(5))
+    learner.send(Goodbye())
     running.thread.join(20)
     assert not running.thread.is_alive()
 
 
 def test_metrics_count_stored_drawn_dropped_and_played(running: Running) -> None:
     actor, learner = running.actor(1), running.learner()
-    learner.send(credit(5, groups=1, segments=10))
+    learner.send(credit(groups=1, segments=10))
     send_segments(actor, 1, 2)
     learner.receive(StreamedSegments)
     actor.send_frames(b"\xc1")
     games = np.array([0.001, 0.4], np.float32), np.array([20, 10], np.float32), np.array([7, 9], np.int32)
-    actor.send(EpisodeStatistics(1, *games, "", np.zeros((2, 0), np.float32)))
+    actor.send(EpisodeStatistics(*games, "", np.zeros((2, 0), np.float32)))
     wait_until(lambda: running.server.experience.dropped and running.server.replay.limiter.sampled)
     wait_until(
         lambda: values_written(running.config).keys() >= {"replay/dropped_not_msgpack", "charts/episodic_return"}
@@ -166,7 +166,7 @@ def test_returns_of_games_with_continuous_actions_are_reported_by_band_of_noise(
     running = Running(config, SPEC._replace(action=CONTINUOUS))
     noise = np.array([0.05, 0.1, 0.3, 0.8, 1.5], np.float32)
     returns, steps = np.array([900, 700, 500, 30, 10], np.float32), np.full(5, 1_000, np.int32)
-    running.actor(1).send(EpisodeStatistics(1, noise, returns, steps, "", np.zeros((5, 0), np.float32)))
+    running.actor(1).send(EpisodeStatistics(noise, returns, steps, "", np.zeros((5, 0), np.float32)))
     wait_until(lambda: "charts/episodic_return" in values_written(config))
     running.close()
     values = values_written(config)
@@ -223,9 +223,9 @@ def test_a_learner_that_leaves_has_a_snapshot_written(config: Config) -> None:
     first = Running(config)
     learner, actor = first.learner(), first.actor(1)
     send_segments(actor, 1, 2)
-    learner.send(credit(5, groups=1, segments=10))
+    learner.send(credit(groups=1, segments=10))
     wait_until(lambda: first.server.replay.limiter.sampled == 4)
-    learner.send(Goodbye(5))
+    learner.send(Goodbye())
     wait_until(lambda: journals.files(Path(config.directory), "snapshot") != [])  # else due in a minute
     second = Running(as_killed_now(config))
     assert second.server.replay.limiter.sampled == 4
