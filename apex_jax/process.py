@@ -144,10 +144,8 @@ def lock_name(run_directory: str, name: str) -> Iterator[None]:
         yield
         return
     if descriptor is None:
-        stem, _, number = name.rpartition("-")
-        free = f"{stem}-{int(number) + 1}" if stem and number.isdecimal() else f"{name}-2"
         raise RunError(
-            f"another process in {run_directory} is named {name}: give this one a name of its own, --name {free}"
+            f"another process in {run_directory} is named {name}: give this one a name of its own with --name"
         )
     with open(descriptor):
         yield

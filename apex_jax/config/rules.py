@@ -57,11 +57,6 @@ def _size_rules(config: Config) -> Iterator[Rule]:
         yield name, config.processes == "many" or attrgetter(name)(config) in values, "needs processes=many"
     most = f"must be at most {config.ladder_size}, the environments of the fleet (actor.ladder_size)"
     yield "replay.servers", servers <= config.ladder_size, most
-    devices = learner.devices or 1  # 0 = all: the learner checks their number
-    equal = (
-        f"must divide replay.servers={servers} and learner.batch_size={learner.batch_size}, of which each gets a part"
-    )
-    yield "learner.devices", servers % devices == learner.batch_size % devices == 0, equal
     per_segment = max(1, slots - overlap)
     segments = servers * max(2, replay.capacity_of_server // per_segment)
     most = f"must be at most {segments * per_segment}, what fits in {capacity}, or learning never starts"

@@ -129,15 +129,6 @@ def test_status_address_is_checked_like_the_others(address: str) -> None:
         check(Config(addresses=AddressConfig(status=address)))
 
 
-@pytest.mark.parametrize("servers", [2, 3, 4])
-def test_devices_that_do_not_divide_batch_and_servers_are_refused(servers: int) -> None:
-    settings = [f"replay.servers={servers}", f"learner.batch_size={510 if servers == 4 else 512}"]
-    with pytest.raises(UsageError, match=rf"learner\.devices=4: .*{settings[0]} and {settings[1]}"):
-        load(None, ["learner.devices=4", *settings])
-    load(None, ["learner.devices=4", "replay.servers=8"])
-    load(None, ["learner.devices=0", *settings])  # the learner finds out
-
-
 TWO = ["replay.servers=2", "addresses.experience=[tcp://a:1,tcp://b:1]", "addresses.sampling=[tcp://a:2,tcp://b:2]"]
 
 

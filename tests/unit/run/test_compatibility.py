@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from apex_jax.config.command_line import parse
@@ -69,6 +69,7 @@ def test_option_of_the_network_is_compared_for_weights_and_checkpoints(option: s
         assert {name: now for name, (_, now) in found.items()} == {name: value}
 
 
+@settings(max_examples=25)
 @given(before=st.text(), now=st.text())
 def test_any_text_of_a_peer_is_shown_on_one_line_of_limited_length(before: str, now: str) -> None:
     text = describe_differences(before, now)
