@@ -59,10 +59,6 @@ def parser() -> Parser:
 @pytest.mark.parametrize(("arguments", "line"), [
     (["--unknown"], "plot: unrecognized arguments: --unknown; see python main.py plot --help"),
     (["--output"], "plot: argument --output: expected one argument; see python main.py plot --help"),
-    (
-        ["--output", "a", "--output", "b"],
-        "plot: --output is given twice, as a and b; keep one; see python main.py plot --help",
-    ),
 ])  # fmt: skip
 def test_parser_raises_one_line_with_the_command_instead_of_exiting(arguments: list[str], line: str) -> None:
     with pytest.raises(UsageError) as error:
