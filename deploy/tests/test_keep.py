@@ -15,7 +15,7 @@ import pytest
 from deploy.tests.tools import DEPLOY
 from tests.rigs.processes import wait_until
 
-pytestmark = [pytest.mark.deploy, pytest.mark.quick, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.deploy, pytest.mark.timeout(120)]
 
 # Each start takes the next exit code of the file `codes`; without one, it runs until SIGTERM.
 ROLE = """
@@ -48,6 +48,7 @@ def keep(folder: Path, codes: str = "", *arguments: str, **environment: str) -> 
     )
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize(("codes", "code", "starts"), [
     ("0", 0, 1), ("2", 2, 1), ("3", 3, 1), ("1 137 1 0", 0, 4), ("1 1 1 1 1 1 1 3", 3, 8),
 ])  # fmt: skip
@@ -59,6 +60,7 @@ def test_failed_role_is_started_again_unless_that_is_in_vain(folder: Path, codes
     assert errors.count("starting it again in") == starts - 1
 
 
+@pytest.mark.quick
 def test_failures_can_be_limited(folder: Path) -> None:
     process = keep(folder, "1 1 1 1", KEEP_TRIES="3")
     process.communicate(timeout=60)
@@ -66,6 +68,7 @@ def test_failures_can_be_limited(folder: Path) -> None:
     assert (folder / "starts").read_text().count("start") == 3
 
 
+@pytest.mark.quick
 def test_sigterm_reaches_the_role_which_has_time_to_save(folder: Path) -> None:
     process = keep(folder)
     wait_until((folder / "pid").exists, 30)
@@ -74,50 +77,44 @@ def test_sigterm_reaches_the_role_which_has_time_to_save(folder: Path) -> None:
     assert (process.returncode, output) == (143, "saved\n")
 
 
-class Status(HTTPServer):
+class Status(BaseHTTPRequestHandler):
     """A status address that answers with a code."""
 
     code = 200
 
-    def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), Answer)
-        self.address = f"tcp://127.0.0.1:{self.server_port}"
-
-
-class Answer(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
-        assert isinstance(self.server, Status)
-        self.send_response(self.server.code if self.path == "/status" else 404)
+        self.send_response(Status.code if self.path == "/status" else 404)
         self.end_headers()
-
-    def log_message(self, format: str, *args: object) -> None:
-        pass
 
 
 @pytest.fixture
-def status() -> Iterator[Status]:
-    with Status() as server:
+def status(monkeypatch: pytest.MonkeyPatch) -> Iterator[HTTPServer]:
+    monkeypatch.setattr(Status, "code", 200)
+    with HTTPServer(("127.0.0.1", 0), Status) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         yield server
         server.shutdown()
 
 
-def test_health_is_what_the_status_address_says(status: Status) -> None:
+@pytest.mark.quick
+def test_health_is_what_the_status_address_says(status: HTTPServer) -> None:
+    address = f"tcp://127.0.0.1:{status.server_port}"
+
     def code() -> int:
-        return subprocess.run([DEPLOY / "healthy", status.address], capture_output=True, timeout=30).returncode
+        return subprocess.run([DEPLOY / "healthy", address], capture_output=True, timeout=30).returncode
 
     assert code() == 0
-    status.code = 503
+    Status.code = 503
     assert code() == 1
     status.shutdown()
     status.server_close()
     assert code() == 2
 
 
-def test_role_that_says_that_it_hangs_is_killed_and_started_again(folder: Path, status: Status) -> None:
-    process = keep(folder, "", f"addresses.status={status.address}")
+def test_role_that_says_that_it_hangs_is_killed_and_started_again(folder: Path, status: HTTPServer) -> None:
+    process = keep(folder, "", f"addresses.status=tcp://127.0.0.1:{status.server_port}")
     wait_until((folder / "pid").exists, 30)
-    first, status.code = (folder / "pid").read_text(), 503
+    first, Status.code = (folder / "pid").read_text(), 503
     wait_until(lambda: (folder / "pid").read_text() not in ("", first), 60)
     process.send_signal(signal.SIGTERM)
     _, errors = process.communicate(timeout=60)
