@@ -1,8 +1,7 @@
 """Copies a run's results (metrics, TensorBoard files, pictures) between hosts and the folder results/ in the bucket.
 
-    python -m deploy.host.results fetch    to a host without results of its own, before the role starts
-    python -m deploy.host.results copy     to the bucket, each minute and after the role has ended
-    python -m deploy.host.results mirror   those of all hosts to the learner's host, each minute, for TensorBoard
+    python -m deploy.host.results fetch   to a host without results of its own, before the role starts
+    python -m deploy.host.results copy    to the bucket, each minute and after the role has ended
 
 All hosts write to one folder, which thus looks like a run directory; their file names contain the names of processes,
 and therefore differ. Checkpoints and the replay are copied by learner and replay server themselves (`storage.url`).
@@ -25,9 +24,9 @@ BY_ROLE = {"learner": ("config.yaml", "starts.jsonl"), "evaluator": ("video.*",)
 
 def main() -> int:
     """Returns the exit code: 0 done, 1 failed, 2 wrong usage."""
-    actions = {"fetch": fetch, "copy": copy, "mirror": mirror}
+    actions = {"fetch": fetch, "copy": copy}
     if len(sys.argv) != 2 or sys.argv[1] not in actions:
-        print("usage: python -m deploy.host.results fetch | copy | mirror", file=sys.stderr)
+        print("usage: python -m deploy.host.results fetch | copy", file=sys.stderr)
         return 2
     url, run, role = (os.environ.get(f"APEX_JAX_{name}", "") for name in ("STORAGE", "RUN", "ROLE"))
     if not url or not run or role not in BY_ROLE:
@@ -63,23 +62,6 @@ def fetch(url: str, run: Path, role: str) -> None:
             _bring(store, bucket, prefix + name, run / name)
 
 
-def mirror(url: str, run: Path, role: str) -> None:
-    """Downloads the results of all hosts to one folder of the learner's host, for TensorBoard."""
-    if role != "learner":
-        return
-    shown = run.with_name(f"{run.name}-of-all-hosts")
-    store, bucket, prefix = _place(url)
-    for name, size in _stored(store, bucket, prefix).items():
-        path = shown / name
-        here = path.stat().st_size if path.is_file() else -1
-        if here == size or not any(is_of_role(name, one) for one in (*BY_ROLE, "replay-*")):
-            continue
-        if name.startswith("tensorboard/") and 0 <= here < size:
-            _extend(store, bucket, prefix + name, path, here)
-        else:
-            _bring(store, bucket, prefix + name, path)
-
-
 def _bring(store: Any, bucket: str, key: str, path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f".{path.name}.part")
@@ -87,13 +69,6 @@ def _bring(store: Any, bucket: str, key: str, path: Path) -> None:
         for data in store.get_object(Bucket=bucket, Key=key)["Body"].iter_chunks(2**20):
             file.write(data)
     part.replace(path)  # atomic: the next copy would upload half a file
-
-
-def _extend(store: Any, bucket: str, key: str, path: Path, here: int) -> None:
-    """Appends the missing end of a file: TensorBoard keeps its files open, and would not notice a replacement."""
-    with open(path, "ab") as file:
-        for data in store.get_object(Bucket=bucket, Key=key, Range=f"bytes={here}-")["Body"].iter_chunks(2**20):
-            file.write(data)
 
 
 def is_of_role(name: str, role: str) -> bool:

@@ -116,16 +116,6 @@ data "aws_iam_policy_document" "role" {
     }
   }
 
-  dynamic "statement" { # for TensorBoard on its host
-    for_each = each.key == "learner" ? ["${local.bucket_arn}/${local.run_prefix}/results/*"] : []
-
-    content {
-      sid       = "AllResults"
-      actions   = ["s3:GetObject"]
-      resources = [statement.value]
-    }
-  }
-
   dynamic "statement" {
     for_each = each.key == "actor" || local.bucket_key_arn == "" ? [] : [local.bucket_key_arn]
 

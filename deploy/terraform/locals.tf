@@ -9,7 +9,7 @@ locals {
   partition  = data.aws_partition.current.partition
 
   roles = toset(["replay", "learner", "actor", "evaluator"])
-  ports = { experience = 5550, sampling = 5551, weights = 5552, status = 5559, tensorboard = 6006 }
+  ports = { experience = 5550, sampling = 5551, weights = 5552, status = 5559 }
 
   # The names of the replay servers, as the program gives them, also to their folders; and the role of every name.
   replay_names = [for index in range(local.replay_hosts) : index == 0 ? "replay" : "replay-${index}"]

@@ -19,17 +19,16 @@ output "estimated_hourly_usd" {
 output "commands" {
   description = "Commands for daily use, ready to paste in the repository's root."
   value = {
-    watch       = "aws logs tail ${aws_cloudwatch_log_group.role["learner"].name} --follow --region ${var.region}"
-    why         = "for group in ${join(" ", local.group_names)}; do echo $group; aws autoscaling describe-scaling-activities --region ${var.region} --auto-scaling-group-name $group --no-paginate --query 'Activities[:5].[StartTime,StatusCode,StatusMessage]' --output text; done  # why a role has no host"
-    rollout     = "for group in ${join(" ", local.group_names)}; do echo $group; aws autoscaling describe-instance-refreshes --region ${var.region} --auto-scaling-group-name $group --no-paginate --query 'InstanceRefreshes[:3].[StartTime,Status,PercentageComplete,StatusReason]' --output text; done  # whether all hosts are of the last apply"
-    shell       = "aws ssm start-session --region ${var.region} --target ${local.find_instance.learner}"
-    tensorboard = "aws ssm start-session --region ${var.region} --target ${local.find_instance.learner} --document-name AWS-StartPortForwardingSession --parameters portNumber=${local.ports.tensorboard},localPortNumber=${local.ports.tensorboard}  # then http://localhost:${local.ports.tensorboard}"
-    status      = "aws ssm start-session --region ${var.region} --target ${local.find_instance.learner} --document-name AWS-StartPortForwardingSession --parameters portNumber=${local.ports.status},localPortNumber=${local.ports.status}  # then python main.py status tcp://127.0.0.1:${local.ports.status}"
-    fetch       = "AWS_REGION=${var.region} python main.py storage pull ${local.run_url} ${var.run} && aws s3 sync ${local.run_url}/results ${var.run} --region ${var.region}"
-    actors      = "terraform -chdir=deploy/terraform apply -var actor_hosts=N"
-    stop        = "terraform -chdir=deploy/terraform apply -var running=false"
-    wait        = "while ${local.find_hosts} | grep -q i-; do sleep 10; done  # after stop: until the last host has saved and gone"
-    destroy     = "terraform -chdir=deploy/terraform apply -var running=false -var delete_results=true && terraform -chdir=deploy/terraform destroy -var delete_results=true  # after stop, wait and fetch: the results go, too, unless the bucket was given"
+    watch   = "aws logs tail ${aws_cloudwatch_log_group.role["learner"].name} --follow --region ${var.region}"
+    why     = "for group in ${join(" ", local.group_names)}; do echo $group; aws autoscaling describe-scaling-activities --region ${var.region} --auto-scaling-group-name $group --no-paginate --query 'Activities[:5].[StartTime,StatusCode,StatusMessage]' --output text; done  # why a role has no host"
+    rollout = "for group in ${join(" ", local.group_names)}; do echo $group; aws autoscaling describe-instance-refreshes --region ${var.region} --auto-scaling-group-name $group --no-paginate --query 'InstanceRefreshes[:3].[StartTime,Status,PercentageComplete,StatusReason]' --output text; done  # whether all hosts are of the last apply"
+    shell   = "aws ssm start-session --region ${var.region} --target ${local.find_instance.learner}"
+    status  = "aws ssm start-session --region ${var.region} --target ${local.find_instance.learner} --document-name AWS-StartPortForwardingSession --parameters portNumber=${local.ports.status},localPortNumber=${local.ports.status}  # then python main.py status tcp://127.0.0.1:${local.ports.status}"
+    fetch   = "AWS_REGION=${var.region} python main.py storage pull ${local.run_url} ${var.run} && aws s3 sync ${local.run_url}/results ${var.run} --region ${var.region}"
+    actors  = "terraform -chdir=deploy/terraform apply -var actor_hosts=N"
+    stop    = "terraform -chdir=deploy/terraform apply -var running=false"
+    wait    = "while ${local.find_hosts} | grep -q i-; do sleep 10; done  # after stop: until the last host has saved and gone"
+    destroy = "terraform -chdir=deploy/terraform apply -var running=false -var delete_results=true && terraform -chdir=deploy/terraform destroy -var delete_results=true  # after stop, wait and fetch: the results go, too, unless the bucket was given"
   }
 }
 

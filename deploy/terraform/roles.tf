@@ -80,7 +80,7 @@ locals {
 
   units = {
     replay    = ["apex-jax@replay.service", "apex-jax-health.timer", "apex-jax-results.timer"]
-    learner   = ["apex-jax@learner.service", "apex-jax-health.timer", "apex-jax-results.timer", "apex-jax-tensorboard.service"]
+    learner   = ["apex-jax@learner.service", "apex-jax-health.timer", "apex-jax-results.timer"]
     actor     = ["apex-jax@actor.service", "apex-jax-health.timer", "apex-jax-spot-watch.service"]
     evaluator = ["apex-jax@evaluator.service", "apex-jax-health.timer", "apex-jax-results.timer", "apex-jax-spot-watch.service"]
   }

@@ -55,11 +55,6 @@ variable "cpu_image_id" {
   description = "Image of replay, actors and evaluator; empty = the newest own image of this commit."
   default     = ""
   nullable    = false
-
-  validation {
-    condition     = can(regex("^(ami-[0-9a-f]{8,17})?$", var.cpu_image_id))
-    error_message = "cpu_image_id: ami- and 8 to 17 hexadecimal digits, or empty."
-  }
 }
 
 variable "gpu_image_id" {
@@ -67,11 +62,6 @@ variable "gpu_image_id" {
   description = "Image of the learner; empty = the newest own image of this commit."
   default     = ""
   nullable    = false
-
-  validation {
-    condition     = can(regex("^(ami-[0-9a-f]{8,17})?$", var.gpu_image_id))
-    error_message = "gpu_image_id: ami- and 8 to 17 hexadecimal digits, or empty."
-  }
 }
 
 # --- the run ---
@@ -228,12 +218,6 @@ variable "instance_types" {
     condition     = alltrue([for types in values(var.instance_types) : length(types) >= 1 && length(types) <= 20])
     error_message = "instance_types: 1 to 20 types a role."
   }
-  validation {
-    condition = alltrue(flatten([
-      for types in values(var.instance_types) : [for type in types : can(regex("^[a-z][a-z0-9-]*\\.[a-z0-9-]+$", type))]
-    ]))
-    error_message = "instance_types: a type is such as c7i.2xlarge."
-  }
   validation { # Graviton and Grace have a g after the generation's digit; in g4dn, g5 and gr6 it is before the digit
     condition = alltrue(flatten([
       for types in values(var.instance_types) : [for type in types : !can(regex("^(a1\\.|mac2|[a-z]+[0-9]+[a-z-]*g)", type))]
@@ -273,11 +257,6 @@ variable "bucket" {
   description = "Existing bucket of the fleet's region for checkpoints and results, which outlives the fleet; empty = the fleet makes its own."
   default     = ""
   nullable    = false
-
-  validation {
-    condition     = can(regex("^([a-z0-9][a-z0-9.-]{1,61}[a-z0-9])?$", var.bucket))
-    error_message = "bucket: a bucket's name, 3 to 63 of a-z, 0-9, '.' and '-', or empty."
-  }
 }
 
 variable "bucket_kms_key_arn" {
@@ -285,11 +264,6 @@ variable "bucket_kms_key_arn" {
   description = "Key that encrypts the existing bucket; empty = it is encrypted with S3's own."
   default     = ""
   nullable    = false
-
-  validation {
-    condition     = can(regex("^(arn:aws[a-z-]*:kms:[a-z0-9-]+:[0-9]{12}:key/[A-Za-z0-9-]+)?$", var.bucket_kms_key_arn))
-    error_message = "bucket_kms_key_arn: the ARN of a KMS key (arn:aws:kms:REGION:ACCOUNT:key/ID), or empty."
-  }
 }
 
 variable "delete_results" {
@@ -315,11 +289,6 @@ variable "alarm_email" {
   description = "Address that alarms and the budget write to; it must confirm once. Empty = alarms show in the console only."
   default     = ""
   nullable    = false
-
-  validation {
-    condition     = can(regex("^([^@\\s]+@[^@\\s]+\\.[^@\\s]+)?$", var.alarm_email))
-    error_message = "alarm_email: an e-mail address, or empty."
-  }
 }
 
 variable "monthly_budget_usd" {
@@ -338,11 +307,6 @@ variable "permissions_boundary_arn" {
   description = "Policy that bounds every role the fleet makes, if the account demands one; empty = none."
   default     = ""
   nullable    = false
-
-  validation {
-    condition     = can(regex("^(arn:aws[a-z-]*:iam::([0-9]{12}|aws):policy/.+)?$", var.permissions_boundary_arn))
-    error_message = "permissions_boundary_arn: the ARN of a policy, or empty."
-  }
 }
 
 variable "tags" {

@@ -5,11 +5,6 @@ variable "vpc_id" {
   description = "Existing VPC, with DNS support and host names on; empty = the fleet makes its own."
   default     = ""
   nullable    = false
-
-  validation {
-    condition     = can(regex("^(vpc-[0-9a-f]{8,17})?$", var.vpc_id))
-    error_message = "vpc_id: vpc- and 8 to 17 hexadecimal digits, or empty."
-  }
 }
 
 variable "subnet_ids" {
@@ -17,11 +12,6 @@ variable "subnet_ids" {
   description = "Private subnets of the existing VPC, each in another zone; the first also holds replay and learner."
   default     = []
   nullable    = false
-
-  validation {
-    condition     = alltrue([for id in var.subnet_ids : can(regex("^subnet-[0-9a-f]{8,17}$", id))])
-    error_message = "subnet_ids: each is subnet- and 8 to 17 hexadecimal digits."
-  }
 }
 
 variable "create_endpoints" {
@@ -48,11 +38,6 @@ variable "route_table_ids" {
   description = "Route tables of the existing VPC's subnets; needed if the fleet makes the endpoint of S3, which adds a route to them."
   default     = []
   nullable    = false
-
-  validation {
-    condition     = alltrue([for id in var.route_table_ids : can(regex("^rtb-[0-9a-f]{8,17}$", id))])
-    error_message = "route_table_ids: each is rtb- and 8 to 17 hexadecimal digits."
-  }
 }
 
 variable "endpoints_security_group_id" {
@@ -60,11 +45,6 @@ variable "endpoints_security_group_id" {
   description = "Security group of the endpoints that an existing VPC has (create_endpoints = false, existing_endpoints)."
   default     = ""
   nullable    = false
-
-  validation {
-    condition     = can(regex("^(sg-[0-9a-f]{8,17})?$", var.endpoints_security_group_id))
-    error_message = "endpoints_security_group_id: sg- and 8 to 17 hexadecimal digits, or empty."
-  }
 }
 
 variable "vpc_cidr" {

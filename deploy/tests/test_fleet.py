@@ -5,7 +5,6 @@ It learns Catch, or what APEX_JAX_FLEET_GAME says: `make test-fleet GAME=Pong`.
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import subprocess
@@ -217,20 +216,6 @@ def wait_until_stored(fleet: Fleet, name: str) -> None:
 def test_results_and_state_reach_the_bucket(fleet: Fleet, name: str) -> None:
     wait_until_stored(fleet, f"runs/run-1/{name}")
     assert f"runs/run-1/{name}" in stored(fleet.url, BUCKET)
-
-
-def tensorboard(fleet: Fleet, path: str) -> Any:
-    """Returns the answer of TensorBoard on the learner's host; empty if there is none yet."""
-    return json.loads(fleet.of("learner").run("sh", "-c", f"curl -fs 'http://127.0.0.1:6006/data/{path}' || echo []"))
-
-
-def test_tensorboard_shows_the_metrics_of_all_hosts_during_the_run(fleet: Fleet) -> None:
-    fleet.wait(lambda: {"learner", *SERVERS, "evaluator"} <= {*tensorboard(fleet, "runs")}, "TensorBoard")
-    points = "plugin/scalars/scalars?run=learner&tag=learner/updates"
-    fleet.wait(lambda: tensorboard(fleet, points) != [], "the learner's updates in TensorBoard")
-    shown = tensorboard(fleet, points)[-1]
-    fleet.wait(lambda: tensorboard(fleet, points)[-1] != shown, "newer updates in TensorBoard")
-    assert tensorboard(fleet, points)[-1][2] > shown[2]
 
 
 def test_fleet_survives_the_loss_of_each_actor_host_and_takes_its_replacement_in(fleet: Fleet) -> None:

@@ -300,32 +300,12 @@ def test_results_of_all_hosts_make_one_run_directory(url: str, tmp_path: Path) -
     after = {one["Key"]: one["LastModified"] for one in s3.list_objects_v2(Bucket="results")["Contents"]}
     assert {name for name in after if after[name] != before[name]} <= {key}
 
-    results(url, "mirror", tmp_path / "learner", "learner")
-    everybody = files_in(tmp_path / "learner-of-all-hosts")
-    assert everybody == own | {"metrics/evaluator.jsonl": "evaluator 1, and more"}
-
     results(url, "fetch", tmp_path / "replacement", "evaluator")
     assert files_in(tmp_path / "replacement") == {
         "metrics/evaluator.jsonl": "evaluator 1, and more",
         "tensorboard/evaluator/events.1": "evaluator",
         "video.mp4": "film",
     }
-
-
-def test_mirror_extends_what_tensorboard_holds_open(url: str, tmp_path: Path) -> None:
-    aws(url, "s3").create_bucket(Bucket="growing")
-    name = "tensorboard/replay/events.1"
-
-    def show(text: str) -> None:
-        written(tmp_path / "replay", {name: text})
-        results(url, "copy", tmp_path / "replay", "replay", "growing")
-        results(url, "mirror", tmp_path / "learner", "learner", "growing")
-
-    show("one")
-    with open(tmp_path / "learner-of-all-hosts" / name) as shown:
-        assert shown.read() == "one"
-        show("one, two")
-        assert shown.read() == ", two"
 
 
 def test_fetched_results_never_replace_files_of_the_host(url: str, tmp_path: Path) -> None:

@@ -86,7 +86,7 @@ def unit_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
         elif path.suffix in (".service", ".timer"):
             shutil.copy(path, units)
     programs = root / "opt/apex-jax/current/.venv/bin"
-    for path in (programs / "python", programs / "tensorboard", root / "usr/bin/nvidia-modprobe", root / "bin/sh"):
+    for path in (programs / "python", root / "usr/bin/nvidia-modprobe", root / "bin/sh"):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("#!/bin/sh\n")
         path.chmod(0o755)
@@ -344,7 +344,7 @@ def test_output_of_every_unit_of_a_host_is_collected(user_data: dict[str, str], 
     )  # two files in one would mix their order
     paths = {one["file_path"] for one in collected}
     services = [path.name for path in UNITS if path.suffix == ".service"]
-    assert len(services) == 6
+    assert len(services) == 5
     for service in services:
         for key in ("StandardOutput", "StandardError"):
             (output,) = setting(service, key)

@@ -71,24 +71,6 @@ run "commit_refuses_branch" {
   expect_failures = [var.commit]
 }
 
-run "cpu_image_id_refuses_name" {
-  command = plan
-
-  variables {
-    cpu_image_id = "ubuntu"
-  }
-  expect_failures = [var.cpu_image_id]
-}
-
-run "gpu_image_id_refuses_digits" {
-  command = plan
-
-  variables {
-    gpu_image_id = "ami-xyz"
-  }
-  expect_failures = [var.gpu_image_id]
-}
-
 run "run_refuses_folder" {
   command = plan
 
@@ -328,15 +310,6 @@ run "instance_types_refuses_none" {
 
   variables {
     instance_types = { actor = [] }
-  }
-  expect_failures = [var.instance_types]
-}
-
-run "instance_types_refuses_type" {
-  command = plan
-
-  variables {
-    instance_types = { actor = ["large"] }
   }
   expect_failures = [var.instance_types]
 }

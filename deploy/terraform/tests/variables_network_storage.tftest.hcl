@@ -8,24 +8,6 @@ variables {
   commit = "0123456789abcdef0123456789abcdef01234567"
 }
 
-run "vpc_id_refuses_word" {
-  command = plan
-
-  variables {
-    vpc_id = "default"
-  }
-  expect_failures = [var.vpc_id]
-}
-
-run "subnet_ids_refuses_block" {
-  command = plan
-
-  variables {
-    subnet_ids = ["10.0.0.0/24"]
-  }
-  expect_failures = [var.subnet_ids]
-}
-
 run "existing_endpoints_refuses_service" {
   command = plan
 
@@ -33,24 +15,6 @@ run "existing_endpoints_refuses_service" {
     existing_endpoints = ["ec2"]
   }
   expect_failures = [var.existing_endpoints]
-}
-
-run "route_table_ids_refuses_subnet" {
-  command = plan
-
-  variables {
-    route_table_ids = ["subnet-0123456789abcdef0"]
-  }
-  expect_failures = [var.route_table_ids]
-}
-
-run "endpoints_security_group_id_refuses_word" {
-  command = plan
-
-  variables {
-    endpoints_security_group_id = "default"
-  }
-  expect_failures = [var.endpoints_security_group_id]
 }
 
 run "vpc_cidr_refuses_wide" {
@@ -125,24 +89,6 @@ run "zone_names_refuses_four" {
   expect_failures = [var.zone_names]
 }
 
-run "bucket_refuses_name" {
-  command = plan
-
-  variables {
-    bucket = "Not_A_Bucket"
-  }
-  expect_failures = [var.bucket]
-}
-
-run "bucket_kms_key_arn_refuses_alias" {
-  command = plan
-
-  variables {
-    bucket_kms_key_arn = "alias/mine"
-  }
-  expect_failures = [var.bucket_kms_key_arn]
-}
-
 run "log_retention_days_refuses_odd" {
   command = plan
 
@@ -152,15 +98,6 @@ run "log_retention_days_refuses_odd" {
   expect_failures = [var.log_retention_days]
 }
 
-run "alarm_email_refuses_no_at" {
-  command = plan
-
-  variables {
-    alarm_email = "nobody"
-  }
-  expect_failures = [var.alarm_email]
-}
-
 run "monthly_budget_usd_refuses_negative" {
   command = plan
 
@@ -168,15 +105,6 @@ run "monthly_budget_usd_refuses_negative" {
     monthly_budget_usd = -5
   }
   expect_failures = [var.monthly_budget_usd]
-}
-
-run "permissions_boundary_arn_refuses_name" {
-  command = plan
-
-  variables {
-    permissions_boundary_arn = "PowerUser"
-  }
-  expect_failures = [var.permissions_boundary_arn]
 }
 
 run "tags_refuses_reserved" {
