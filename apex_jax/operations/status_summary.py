@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
-from apex_jax.host.errors import short_repr
-from apex_jax.operations.diagnosis import EXPECTED_DROPS
+from apex_jax.host.errors import printable, short_repr
+from apex_jax.operations.status_page import STARTING_SECONDS, STUCK_SECONDS
 from apex_jax.run.metric_files import is_number
 
 MAX_LINES = 6  # of problems, and of the roles of a supervisor
@@ -24,22 +24,38 @@ SPEEDS = {
     "replay/samples_per_second": "transitions/s drawn",
     "actor/steps_per_second": "steps/s",
 }
-PROBLEMS = ("learner/failed_checkpoints", "storage/failed_copies", "replay/journal_errors", "ledger/lost_with_replay")
+STEADY = ("updates", "frames", "segments", "batches")  # counts of a report that grow all the time; evaluations do not
+LINE_CHARACTERS = 400  # of an error or a warning
 
 
 def summary(content: dict[str, Any]) -> Iterator[tuple[str, str]]:
     """Yields (label, text) pairs; the peer may have put anything into its report."""
     states, reports = _dict(content, "roles"), _dict(content, "reports")
     for name, state in list(states.items())[:MAX_LINES]:  # of a supervisor
-        rows = dict(_rows(_dict(reports, name)))
-        yield short_repr(name), ", ".join(filter(None, (short_repr(state), rows.get("now"), rows.get("speed"))))
-    yield from _rows(content)
-    problems = list(_problems(content))
-    problems += [f"{short_repr(name)}: {problem}" for name in reports for problem in _problems(_dict(reports, name))]
-    yield "problems", problems[0] if problems else "none"
-    yield from (("", problem) for problem in problems[1:MAX_LINES])
-    if len(problems) > MAX_LINES:
-        yield "", f"and {len(problems) - MAX_LINES} more, see below"
+        found = dict(rows(_dict(reports, name)))
+        yield short_repr(name), ", ".join(filter(None, (short_repr(state), found.get("now"), found.get("speed"))))
+    yield from rows(content)
+    for label, lines in (("problems", problems(content)), ("warnings", warnings(content))):
+        if lines or label == "problems":
+            yield label, lines[0] if lines else "none"
+        yield from (("", line) for line in lines[1:MAX_LINES])
+        if len(lines) > MAX_LINES:
+            yield "", f"and {len(lines) - MAX_LINES} more, see below"
+
+
+def problems(content: dict[str, Any]) -> list[str]:
+    """Returns what keeps a process, or the processes of a supervisor, from its work or from saving it."""
+    return [*_problems(content), *_of_reports(content, _problems)]
+
+
+def warnings(content: dict[str, Any]) -> list[str]:
+    """Returns what a process, or the processes of a supervisor, advise to change."""
+    return [*_warnings(content), *_of_reports(content, _warnings)]
+
+
+def _of_reports(content: dict[str, Any], find: Callable[[dict[str, Any]], Iterator[str]]) -> Iterator[str]:
+    reports = _dict(content, "reports")
+    return (f"{short_repr(name)}: {line}" for name in reports for line in find(_dict(reports, name)))
 
 
 def as_text(name: str, value: Any) -> str:
@@ -63,7 +79,8 @@ def duration(seconds: Any) -> str:
     return str(timedelta(seconds=int(seconds))) if is_sane else short_repr(seconds)
 
 
-def _rows(content: dict[str, Any]) -> Iterator[tuple[str, str]]:
+def rows(content: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yields (label, text) pairs of what a process does now, how fast, and how much it has done."""
     metrics = _metrics(content)
     if activity := _activity(content):
         yield "now", activity
@@ -74,11 +91,14 @@ def _rows(content: dict[str, Any]) -> Iterator[tuple[str, str]]:
     speeds += [f"waits {share:.0%} of the time" for share in waits]
     if speeds:
         yield "speed", ", ".join(speeds)
-    counts = {name: content.get(name) for name in ("updates", "environment_frames")}
+    progress = [f"{as_text('', n)} {name} ({_seconds(age)} ago)" for name, n, age, _ in _counts(content)]
+    names = ("environment_frames",) if progress else ("updates", "environment_frames")
+    counts = {name: content.get(name) for name in names}
     counts["transitions in the replay"] = metrics.get("replay/size_transitions")
-    progress = [f"{as_text('', n)} {name.replace('_', ' ')}" for name, n in counts.items() if is_number(n)]
+    progress += [f"{as_text('', n)} {name.replace('_', ' ')}" for name, n in counts.items() if is_number(n)]
     if (version := content.get("weights_version")) is not None:
-        progress.append(f"weights version {short_repr(version)}")
+        age = content.get("weights_age_seconds")
+        progress.append(f"weights version {short_repr(version)}" + (f", {_seconds(age)} old" if is_number(age) else ""))
     if progress:
         yield "progress", ", ".join(progress)
     if "checkpoint" in content:
@@ -107,12 +127,55 @@ def _problems(content: dict[str, Any]) -> Iterator[str]:
         yield f"no progress for {as_text('', content.get('progress_age_seconds'))} s"
     for name in _missing(content):
         yield f"is not connected to {name}"
+    peers = _dict(content, "peers")
+    yield from (f"has no {name}" for name in ("learner", "actors") if name in peers and not peers[name])
     for name, reason in _dict(content, "unreadable_keys").items():
         yield f"keys of {short_repr(name)} cannot be read: {short_repr(reason)}"
-    for tag, value in _metrics(content).items():
-        is_drop = tag.startswith("replay/dropped_") and tag not in EXPECTED_DROPS
-        if (is_drop or tag in PROBLEMS) and value > 0:
-            yield f"{short_repr(tag)} {as_text(tag, value)}"
+    yield from _stalls(content)
+    yield from _lines(content, "errors")
+
+
+def _stalls(content: dict[str, Any]) -> Iterator[str]:
+    """Yields the counts that no longer grow; before any has grown, the process may still start."""
+    counts = [count for count in _counts(content) if count.name in STEADY]
+    grown = [count for count in counts if count.has_changed]
+    for name, _, age, _ in grown:
+        if age > STUCK_SECONDS:
+            yield f"no {name} for {_seconds(age)}"
+    if counts and not grown and (age := max(count.age_seconds for count in counts)) > STARTING_SECONDS:
+        yield f"no {' or '.join(count.name for count in counts)} since its start, {_seconds(age)} ago"
+
+
+class _Count(NamedTuple):
+    name: str
+    number: float
+    age_seconds: float  # since it last grew
+    has_changed: bool  # since the start of the process
+
+
+def _counts(content: dict[str, Any]) -> list[_Count]:
+    progress = _dict(content, "progress")
+    counts = []
+    for name in progress:
+        count = _dict(progress, name)
+        if is_number(number := count.get("count")) and is_number(age := count.get("age_seconds")):
+            counts.append(_Count(short_repr(name), number, age, count.get("has_changed") is True))
+    return counts
+
+
+def _seconds(value: float) -> str:
+    return f"{value:,.0f} s"
+
+
+def _warnings(content: dict[str, Any]) -> Iterator[str]:
+    yield from _lines(content, "warnings")
+
+
+def _lines(content: dict[str, Any], name: str) -> Iterator[str]:
+    lines = content.get(name)
+    for line in lines if isinstance(lines, list) else ():
+        if isinstance(line, str):
+            yield printable(line)[:LINE_CHARACTERS]
 
 
 def _missing(content: dict[str, Any]) -> list[str]:

@@ -10,7 +10,7 @@ import struct
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TypeGuard
 
 from tensorboardX.proto.event_pb2 import Event
 from tensorboardX.proto.summary_pb2 import Summary
@@ -116,6 +116,6 @@ def checked_line(line: object) -> dict[str, Any] | None:
     return values if all(values.get(name) is not None for name in ("time", "seconds", "step")) else None
 
 
-def is_number(value: object) -> bool:
+def is_number(value: object) -> TypeGuard[float]:
     """Returns whether a value read from a file can be a metric: a finite number that fits in a float32."""
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= LARGEST

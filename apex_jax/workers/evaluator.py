@@ -9,6 +9,7 @@ from collections import Counter
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import jax
 
@@ -50,13 +51,20 @@ def follow(role: RoleContext, spec: SegmentSpec) -> None:
         role.run_identity,
     )
     weights: Weights | None = None
-    phase = "playing"
-    role.describe = lambda: {
-        "weights_version": client.newest.version if client.newest is not None else None,
-        "steps_per_second": evaluator.steps_per_second,
-        "peers": {"learner": client.peer_state},
-        "phase": phase,
-    }
+    phase, evaluations = "playing", 0
+
+    def describe() -> dict[str, Any]:
+        playing = weights  # which the main thread may replace meanwhile
+        return {
+            "weights_version": client.newest.version if client.newest is not None else None,
+            "weights_age_seconds": time.monotonic() - playing.published_seconds if playing is not None else None,
+            "steps_per_second": evaluator.steps_per_second,
+            "peers": {"learner": client.peer_state},
+            "phase": phase,
+        }
+
+    role.describe = describe
+    role.counts = lambda: {"evaluations": evaluations}
     hint = "" if is_supervised else "; to evaluate a finished run instead, give checkpoint=RUN_DIRECTORY"
     _log.info("waiting for weights from the learner at %s%s", config.addresses.weights, hint)
     try:
@@ -75,6 +83,7 @@ def follow(role: RoleContext, spec: SegmentSpec) -> None:
                 evaluation = evaluator.evaluation(returns, weights)
                 client.best_return = max(client.best_return, float(returns.mean()))
                 record(role, spec, algorithm, evaluation, weights.params, client.dropped.copy())
+                evaluations += 1
                 if weights.final:
                     phase = "completing the film"
                     finish_film(role, film, algorithm, weights.params, evaluation)

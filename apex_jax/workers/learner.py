@@ -65,6 +65,7 @@ class Learner:
     saver: Saver
     counters: RunCounters
     is_accepted: bool = False  # a replay server has welcomed this learner
+    segments: int = 0  # received by this process
     metrics: LearnerMetrics = field(default_factory=LearnerMetrics)
     in_flight: deque[tuple[Merged, UpdateOutput]] = field(default_factory=deque)  # calls that the device may be running
     next_publish: float = 0.0
@@ -103,6 +104,7 @@ class Learner:
         return item
 
     def _insert(self, item: Merged, segments: Segments) -> None:
+        self.segments += len(segments.ring_slots)
         self.stores.insert(segments.ring_slots, segments.frames, segments.columns)
         self.replay.consumed(item)
 
@@ -205,6 +207,7 @@ class Learner:
 
     def describe(self) -> dict[str, Any]:
         """Returns the learner's status without its metrics. Callable from any thread."""
+        error = self.saver.checkpointer.error
         updates, age = self.saver.checkpointer.saved_updates, self.saver.age_seconds(time.monotonic())
         peers = {server_name(number): state for number, state in enumerate(self.replay.peer_states)}
         return {
@@ -213,8 +216,13 @@ class Learner:
             "environment_frames": self.counters.environment_frames,
             "weights_version": self.weights.version,
             "checkpoint": {"updates": updates, "age_seconds": age} if updates else None,
+            "errors": [str(error)] if error else [],
             "peers": {**peers, "weights_clients": len(self.weights.clients)},
         }
+
+    def counts(self) -> dict[str, int]:
+        """Returns the updates of the run, and the segments received by this process. Callable from any thread."""
+        return {"updates": self.counters.updates, "segments": self.segments}
 
 
 # The opening
@@ -346,7 +354,7 @@ def run(config: Config, name: str, stop: StopSignal) -> int:
         check_resumable(config)
         try:
             with open_learner(role, spec) as learner:
-                role.describe = learner.describe
+                role.describe, role.counts = learner.describe, learner.counts
                 counters, checkpointer = learner.counters, learner.saver.checkpointer
                 stop.on_second_signal = lambda: lost_updates(
                     config.directory, counters.updates, checkpointer.saved_updates == counters.updates
