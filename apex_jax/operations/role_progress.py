@@ -18,13 +18,8 @@ _log = logging.getLogger(__name__)
 
 LOOK_SECONDS = 1.0  # between two looks at the counts
 LINE_SECONDS = 60.0  # between two lines in the log
-# Not diagnosed: the status shows these ages and the activity, and the warnings name logs that only a local run has.
-SHOWN_OTHERWISE = {
-    "actor/weights_age_seconds",
-    "learner/checkpoint_age_seconds",
-    "storage/copy_age_seconds",
-    "replay/size_transitions",
-}
+# Not diagnosed: the status shows what these say, and their warnings name logs that only a local run has.
+SHOWN = ("actor/weights_age_", "learner/checkpoint_age_", "storage/copy_age_", "replay/size_")
 
 
 class _Count(NamedTuple):
@@ -80,12 +75,12 @@ class RoleProgress:
                 self._counts[name] = _Count(number, now_seconds, before is not None)
                 self._logged.setdefault(name, number)
         values = self._values  # not each is written every time
-        newest = {tag: float(value) for tag, value in self._read_metrics().items() if tag not in SHOWN_OTHERWISE}
-        values |= {tag: value for tag, value in newest.items() if math.isfinite(value)}
+        for tag, value in self._read_metrics().items():
+            if math.isfinite(value) and not tag.startswith(SHOWN):
+                values[tag] = float(value)
         if "batches" in self._counts:  # the replay server's: each batch becomes an update
-            drawn_per_second = values.get("replay/samples_per_second", 0.0)
-            values["learner/updates"] = self._counts["batches"].number
-            values["charts/updates_per_second"] = drawn_per_second / self._config.learner.batch_size
+            per_second = values.get("replay/samples_per_second", 0.0) / self._config.learner.batch_size
+            values |= {"learner/updates": self._counts["batches"].number, "charts/updates_per_second": per_second}
         learns = all(self._counts[name].has_changed for name in self._counts.keys() & {"updates", "batches"})
         self._warnings = self._diagnosis.warnings(now_seconds, values, learns, silent_seconds=0.0)
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from apex_jax.host.argument_parser import Parser
 from apex_jax.host.errors import UsageError, short_repr
 from apex_jax.host.program import NAME
-from apex_jax.operations.status_summary import MAX_LINES, as_text, duration, problems, rows, summary, warnings
+from apex_jax.operations.status_summary import MAX_LINES, as_text, duration, line, problems, summary, warnings
 from apex_jax.transport.status_link import StatusError, fetch
 
 ANSWER_SECONDS = 4.0  # so that the command, with the start of Python, ends within 5 seconds
@@ -62,24 +62,14 @@ def table(healthy: bool, content: dict[str, Any]) -> list[str]:
 
 
 def fleet_table(answers: Sequence[_Answer], wrong: Sequence[tuple[str, str]]) -> list[str]:
-    """Returns a row for each process, then the problems and warnings of all, as printable lines.
-
-    `wrong`: names of processes, each with a problem.
-    """
-    lines, advice = [("process", "does", "speed", "progress", "address")], list[tuple[str, str]]()
-    for answer in answers:
-        lines.append(_line(answer.name, answer.content, answer.address))
-        reports = (answer.content or {}).get("reports")  # of a supervisor
-        for name, report in reports.items() if isinstance(reports, dict) else ():
-            lines.append(_line(f"  {short_repr(name)}", report, ""))
-        advice += [(answer.name, text) for text in warnings(answer.content or {})[:MAX_LINES]]
+    """Returns a row for each process, then the problems (`wrong`: name, text) and warnings, as printable lines."""
+    lines: list[tuple[str, ...]] = [("process", "does", "speed", "progress", "address")]
+    advice: list[tuple[str, str]] = []
+    for name, address, content, _ in answers:
+        lines.append((name, *(line(content) if content is not None else ("unreachable", "", "")), address))
+        advice += [(name, text) for text in warnings(content or {})[:MAX_LINES]]
     parts = [*_columns(lines), "", "problems", *(_columns(wrong) or ["  none"])]
     return parts + (["", "warnings", *_columns(advice)] if advice else [])
-
-
-def _line(name: str, content: Any, address: str) -> tuple[str, str, str, str, str]:
-    found = dict(rows(content)) if isinstance(content, dict) else {"now": "unreachable"}
-    return name, found.get("now", ""), found.get("speed", ""), found.get("progress", ""), address
 
 
 def _ask(name: str, address: str) -> _Answer:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from datetime import timedelta
+from functools import partial
 from typing import Any, NamedTuple
 
 from apex_jax.host.errors import printable, short_repr
@@ -32,9 +33,9 @@ def summary(content: dict[str, Any]) -> Iterator[tuple[str, str]]:
     """Yields (label, text) pairs; the peer may have put anything into its report."""
     states, reports = _dict(content, "roles"), _dict(content, "reports")
     for name, state in list(states.items())[:MAX_LINES]:  # of a supervisor
-        found = dict(rows(_dict(reports, name)))
+        found = dict(_rows(_dict(reports, name)))
         yield short_repr(name), ", ".join(filter(None, (short_repr(state), found.get("now"), found.get("speed"))))
-    yield from rows(content)
+    yield from _rows(content)
     for label, lines in (("problems", problems(content)), ("warnings", warnings(content))):
         if lines or label == "problems":
             yield label, lines[0] if lines else "none"
@@ -45,17 +46,18 @@ def summary(content: dict[str, Any]) -> Iterator[tuple[str, str]]:
 
 def problems(content: dict[str, Any]) -> list[str]:
     """Returns what keeps a process, or the processes of a supervisor, from its work or from saving it."""
-    return [*_problems(content), *_of_reports(content, _problems)]
+    return _of_all(content, _problems)
 
 
 def warnings(content: dict[str, Any]) -> list[str]:
     """Returns what a process, or the processes of a supervisor, advise to change."""
-    return [*_warnings(content), *_of_reports(content, _warnings)]
+    return _of_all(content, partial(_lines, name="warnings"))
 
 
-def _of_reports(content: dict[str, Any], find: Callable[[dict[str, Any]], Iterator[str]]) -> Iterator[str]:
+def _of_all(content: dict[str, Any], find: Callable[[dict[str, Any]], Iterator[str]]) -> list[str]:
     reports = _dict(content, "reports")
-    return (f"{short_repr(name)}: {line}" for name in reports for line in find(_dict(reports, name)))
+    of_roles = (f"{short_repr(name)}: {found}" for name in reports for found in find(_dict(reports, name)))
+    return [*find(content), *of_roles]
 
 
 def as_text(name: str, value: Any) -> str:
@@ -79,28 +81,49 @@ def duration(seconds: Any) -> str:
     return str(timedelta(seconds=int(seconds))) if is_sane else short_repr(seconds)
 
 
-def rows(content: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yields (label, text) pairs of what a process does now, how fast, and how much it has done."""
+def line(content: dict[str, Any]) -> tuple[str, str, str]:
+    """Returns what a process does now, how fast, and how much it has done and saved, each with its age."""
+    checkpoint = {"checkpoint": _dict(content, "checkpoint").get("age_seconds")}
+    ages = [f"{name} {_seconds(age)} old" for name, age in (_ages(content) | checkpoint).items() if is_number(age)]
+    return _activity(content), "".join(_speeds(content)[:1]), ", ".join([*_progress(content), *ages])
+
+
+def _speeds(content: dict[str, Any]) -> list[str]:
     metrics = _metrics(content)
-    if activity := _activity(content):
-        yield "now", activity
     speeds = [f"{as_text(tag, float(metrics[tag]))} {unit}" for tag, unit in SPEEDS.items() if tag in metrics]
     if is_number(steps := content.get("steps_per_second")):  # of the evaluator
         speeds.append(f"{as_text('', steps)} steps/s")
+    return speeds
+
+
+def _progress(content: dict[str, Any]) -> list[str]:
+    return [f"{as_text('', n)} {name} ({_seconds(age)} ago)" for name, n, age, _ in _counts(content)]
+
+
+def _ages(content: dict[str, Any]) -> dict[str, Any]:
+    copy = _metrics(content).get("storage/copy_age_seconds")  # on object storage
+    return {"weights": content.get("weights_age_seconds"), "copy": copy}
+
+
+def _rows(content: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    metrics = _metrics(content)
+    if activity := _activity(content):
+        yield "now", activity
     waits = [metrics[tag] for tag in ("learner/wait_seconds_share", "actor/wait_seconds_share") if tag in metrics]
-    speeds += [f"waits {share:.0%} of the time" for share in waits]
-    if speeds:
+    if speeds := [*_speeds(content), *(f"waits {share:.0%} of the time" for share in waits)]:
         yield "speed", ", ".join(speeds)
-    progress = [f"{as_text('', n)} {name} ({_seconds(age)} ago)" for name, n, age, _ in _counts(content)]
+    progress = _progress(content)
     names = ("environment_frames",) if progress else ("updates", "environment_frames")
     counts = {name: content.get(name) for name in names}
     counts["transitions in the replay"] = metrics.get("replay/size_transitions")
     progress += [f"{as_text('', n)} {name.replace('_', ' ')}" for name, n in counts.items() if is_number(n)]
     if (version := content.get("weights_version")) is not None:
-        age = content.get("weights_age_seconds")
-        progress.append(f"weights version {short_repr(version)}" + (f", {_seconds(age)} old" if is_number(age) else ""))
+        progress.append(f"weights version {short_repr(version)}")
     if progress:
         yield "progress", ", ".join(progress)
+    for name, age in _ages(content).items():
+        if is_number(age):
+            yield name, f"{duration(age)} old"
     if "checkpoint" in content:
         saved = _dict(content, "checkpoint")
         at = f"at {as_text('', saved.get('updates'))} updates, {duration(saved.get('age_seconds'))} old"
@@ -165,10 +188,6 @@ def _counts(content: dict[str, Any]) -> list[_Count]:
 
 def _seconds(value: float) -> str:
     return f"{value:,.0f} s"
-
-
-def _warnings(content: dict[str, Any]) -> Iterator[str]:
-    yield from _lines(content, "warnings")
 
 
 def _lines(content: dict[str, Any], name: str) -> Iterator[str]:

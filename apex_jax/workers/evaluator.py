@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import time
 from collections import Counter
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import jax
 
@@ -51,19 +51,14 @@ def follow(role: RoleContext, spec: SegmentSpec) -> None:
         role.run_identity,
     )
     weights: Weights | None = None
-    phase, evaluations = "playing", 0
-
-    def describe() -> dict[str, Any]:
-        playing = weights  # which the main thread may replace meanwhile
-        return {
-            "weights_version": client.newest.version if client.newest is not None else None,
-            "weights_age_seconds": time.monotonic() - playing.published_seconds if playing is not None else None,
-            "steps_per_second": evaluator.steps_per_second,
-            "peers": {"learner": client.peer_state},
-            "phase": phase,
-        }
-
-    role.describe = describe
+    phase, evaluations, published_seconds = "playing", 0, math.nan  # when the weights in play were published
+    role.describe = lambda: {
+        "weights_version": client.newest.version if client.newest is not None else None,
+        "weights_age_seconds": time.monotonic() - published_seconds,
+        "steps_per_second": evaluator.steps_per_second,
+        "peers": {"learner": client.peer_state},
+        "phase": phase,
+    }
     role.counts = lambda: {"evaluations": evaluations}
     hint = "" if is_supervised else "; to evaluate a finished run instead, give checkpoint=RUN_DIRECTORY"
     _log.info("waiting for weights from the learner at %s%s", config.addresses.weights, hint)
@@ -74,6 +69,7 @@ def follow(role: RoleContext, spec: SegmentSpec) -> None:
                 weights = saved_weights(resolved(config, spec), config.directory, algorithm)
             if weights is None:
                 continue
+            published_seconds = weights.published_seconds
             cancelled = partial(is_cancelled, stop, client, weights)
             video = config.evaluator.video or str(Path(config.directory, "video"))
             with Film(video, frames_per_second(config)) as film:

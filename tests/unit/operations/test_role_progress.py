@@ -29,27 +29,20 @@ def test_age_of_a_count_is_the_time_since_it_grew(monkeypatch: pytest.MonkeyPatc
     assert progress.report()["progress"] == {"updates": {"count": 501, "age_seconds": 10.0, "has_changed": True}}
 
 
-def test_learner_that_waits_is_warned_of_once_it_has_learned() -> None:
-    counts = {"updates": 0}
-    progress = RoleProgress(CONFIG, lambda: counts, lambda: {"learner/wait_seconds_share": 0.9})
-    for now in (0.0, 2 * PATIENCE_SECONDS):  # the replay fills
-        progress.look(now)
-    assert progress.report()["warnings"] == []
-    counts["updates"] = 1
-    for now in (3 * PATIENCE_SECONDS, 5 * PATIENCE_SECONDS):
-        progress.look(now)
-    [warning] = progress.report()["warnings"]
-    assert "the learner waits for batches 90% of the time" in warning
-
-
-def test_replay_server_warns_that_the_learner_is_outrun() -> None:
-    counts, metrics = {"segments": 1, "batches": 0}, {"ledger/stored": 0.0, "replay/samples_per_second": 20.0}
+def warnings_after(metrics: dict[str, float], **counts: int) -> list[str]:
+    """Returns the warnings once counts and metrics have grown for a while."""
     progress = RoleProgress(CONFIG, lambda: counts, lambda: metrics)
     for now in (0.0, 1.0, 2 * PATIENCE_SECONDS):
         progress.look(now)
-        counts["batches"] += 1
-        metrics["ledger/stored"] += 1000
-    [warning] = progress.report()["warnings"]
+        counts |= {name: number + 1 for name, number in counts.items()}
+        metrics |= {tag: number + 1000 for tag, number in metrics.items() if tag == "ledger/stored"}
+    return list(progress.report()["warnings"])
+
+
+def test_each_role_has_the_warnings_of_a_local_run() -> None:
+    [warning] = warnings_after({"learner/wait_seconds_share": 0.9}, updates=0)
+    assert "the learner waits for batches 90% of the time" in warning
+    [warning] = warnings_after({"ledger/stored": 0.0, "replay/samples_per_second": 20.0}, batches=0)
     assert "the learner is outrun" in warning
     assert "at 2 updates per second" in warning
 
