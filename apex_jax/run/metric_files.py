@@ -16,14 +16,14 @@ from tensorboardX.proto.event_pb2 import Event
 from tensorboardX.proto.summary_pb2 import Summary
 from tensorboardX.record_writer import masked_crc32c
 
-from apex_jax.host.disk import open_regular, read_regular
+from apex_jax.host.disk import naming, open_regular, read_regular
 
 LARGEST = 3.4e38
 
 
 def append_line(path: Path, line: bytes) -> None:
     """Appends a line, whole or not at all; if the last line of the file is torn, starts a new one. Raises OSError."""
-    with _open_to_append(path) as file:
+    with naming(path), _open_to_append(path) as file:
         if file.tell():
             file.seek(-1, os.SEEK_END)
             if file.read(1) != b"\n":  # an earlier process was killed in the middle of a line
