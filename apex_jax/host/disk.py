@@ -61,6 +61,16 @@ def synchronize(path: Path) -> None:
 
 
 @contextlib.contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Adds the path to an OSError that has none, such as that of a write to a full disk."""
+    try:
+        yield
+    except OSError as error:
+        error.filename = error.filename or str(path)
+        raise
+
+
+@contextlib.contextmanager
 def atomic_write(path: Path) -> Iterator[Path]:
     """Yields a path to write to: its file is flushed and becomes `path` if the context ends without an error, otherwise
     it is deleted. Both paths have the same ending, from which libraries derive the format. Raises OSError.
@@ -82,7 +92,11 @@ def atomic_write(path: Path) -> Iterator[Path]:
 
 def write_durably(path: Path, *parts: str | bytes | memoryview) -> None:
     """Writes the parts as one file, atomically, see `atomic_write`. Raises OSError."""
-    with atomic_write(path) as half, open(open_regular(half, os.O_WRONLY | os.O_CREAT | os.O_EXCL), "wb") as file:
+    with (
+        naming(path),
+        atomic_write(path) as half,
+        open(open_regular(half, os.O_WRONLY | os.O_CREAT | os.O_EXCL), "wb") as file,
+    ):
         for part in parts:
             file.write(part.encode() if isinstance(part, str) else part)
 

@@ -58,6 +58,7 @@ class ExperienceClient(LinkClient):
         super().__init__(Connection("replay server", address, run, patience))
         self.status = ActorStatus(steps_per_second=0.0, weights_version=0)
         self.produced = 0  # transitions of the actor so far; updated by the actor before each `put`
+        self.acknowledged_segments = 0
         self.finished = threading.Event()  # the run is over, or the link failed, see `error`
         self.error: RunError | None = None
         self._hello = hello
@@ -181,6 +182,7 @@ class ExperienceClient(LinkClient):
         if transitions is None:
             raise self._connection.broken(f"acknowledged segment {message.sequence}, which it was never sent")
         self._account["acknowledged"] += transitions
+        self.acknowledged_segments = self._outbox.acknowledged_sequence
 
     def _on_welcome(self, message: ActorWelcome, now_seconds: float) -> None:
         ladder_indices = message.ladder_indices

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
@@ -9,6 +10,7 @@ from apex_jax.config import Config
 from apex_jax.run.metrics import EVALUATED_INFO, EVALUATED_RETURN, TRAINING_INFO
 
 PATIENCE_SECONDS = 60.0  # a shorter problem is not reported
+REFUSED_SECONDS = 30.0  # for which refused messages are reported after the last one
 ENDLESS_SECONDS = 180.0  # of learning without the end of an episode
 SILENCE_SECONDS = 30.0  # without a new frame; the longer of this and the next limit applies
 SILENCE_LINES = 3  # intervals of the metrics without a new frame
@@ -39,6 +41,7 @@ class Diagnosis:
     def __init__(self, config: Config):
         self._config = config
         self._since: dict[str, float] = {}
+        self._refused: dict[str, tuple[float, float]] = {}  # refused messages by tag, and when they last became more
         self._mark: tuple[float, float, float] | None = None  # time, transitions drawn and stored at the last mark
         self._ratio: float | None = None  # drawn per stored between the last two marks
 
@@ -57,13 +60,27 @@ class Diagnosis:
         symptoms = [
             *_divergence(self._config, values),
             *([] if ends else _flow(self._config, values, learning, silent_seconds, self._ratio)),
-            *_upkeep(self._config, values, learning),
+            *_old_weights(self._config, values, learning),
+            *self._refusals(now, values),
             *_endless(self._config, values, learning),
             *_missing_info(self._config, values),
             *_durability(self._config, values),
         ]
         self._since = {symptom.name: self._since.get(symptom.name, now) for symptom in symptoms}
         return tuple(s.text for s in symptoms if now - self._since[s.name] >= s.patience_seconds)
+
+    def _refusals(self, now: float, values: Mapping[str, float]) -> Iterator[Symptom]:
+        """Yields a symptom for each reason for which messages have been refused lately."""
+        expected = EXPECTED_DROPS | ({"replay/dropped_overflow"} if self._config.actor.overflow == "drop" else set())
+        for tag, number in values.items():
+            if not tag.startswith("replay/dropped_") or tag in expected:
+                continue
+            before, grown_seconds = self._refused.get(tag, (0.0, -math.inf))
+            grown_seconds = now if number > before else grown_seconds
+            self._refused[tag] = number, grown_seconds
+            if now - grown_seconds < REFUSED_SECONDS:
+                reason = tag.removeprefix("replay/dropped_").replace("_", " ")
+                yield Symptom(tag, f"{number:,.0f} messages were refused ({reason}): see the logs of the roles")
 
     def _measure_ratio(self, now: float, drawn: float, stored: float) -> None:
         """Measures drawn per stored over at least a minute: an outrun learner draws in bursts, and actors may pause."""
@@ -149,19 +166,13 @@ def _smaller_batches(config: Config) -> str:
     return f"learner.batch_size (now {config.learner.batch_size})"
 
 
-def _upkeep(config: Config, values: Mapping[str, float], learning: bool) -> Iterator[Symptom]:
-    """Yields symptoms of the links: old weights and refused messages."""
+def _old_weights(config: Config, values: Mapping[str, float], learning: bool) -> Iterator[Symptom]:
     age, interval = values.get("actor/weights_age_seconds", 0.0), config.learner.publish_interval_seconds
     updates = values.get("charts/updates_per_second", 1.0) > 0  # without updates there are no newer weights
     if learning and updates and age > max(OLD_WEIGHTS_INTERVALS * interval, OLD_WEIGHTS_SECONDS):
         what = f"actors act with weights {age:,.0f} s old, though the learner sends new ones every {interval:g} s"
         fix = f"see {_logs(config, 'actor-0')}, and addresses.weights and learner.publish_interval_seconds"
         yield Symptom("weights", f"{what}: {fix}")
-    expected = EXPECTED_DROPS | ({"replay/dropped_overflow"} if config.actor.overflow == "drop" else set())
-    for tag, number in values.items():
-        if tag.startswith("replay/dropped_") and number and tag not in expected:
-            reason = tag.removeprefix("replay/dropped_").replace("_", " ")
-            yield Symptom(tag, f"{number:,.0f} messages were refused ({reason}): see the logs of the roles")
 
 
 def _logs(config: Config, *roles: str) -> str:
@@ -172,7 +183,8 @@ def _logs(config: Config, *roles: str) -> str:
 
 def _endless(config: Config, values: Mapping[str, float], learning: bool) -> Iterator[Symptom]:
     """Yields a symptom if episodes of a user's environment seem to have no end; EnvPool's tasks have limits."""
-    if learning and config.environment.has_spaces and not {"charts/episodic_return", EVALUATED_RETURN} & set(values):
+    is_due = learning and "ledger/stored" in values and config.environment.has_spaces  # the replay server counts games
+    if is_due and not {"charts/episodic_return", EVALUATED_RETURN} & set(values):
         limits = ("environment", config.environment), ("evaluator", config.evaluator)
         keys = " and ".join(f"{name}.max_episode_frames (now {group.max_episode_frames:,})" for name, group in limits)
         yield Symptom("endless", f"no episode has ended yet: if episodes have no end, lower {keys}", ENDLESS_SECONDS)

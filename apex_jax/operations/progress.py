@@ -181,6 +181,8 @@ class ProgressReader:
         # The learner and the replay server both write these tags; the larger value counts.
         for tag in ("storage/failed_copies", "storage/copy_age_seconds"):
             values[tag] = max((role.last or {}).get(tag) or 0.0 for role in self._roles.values())
+        for tag in [tag for tag in values if tag.startswith("replay/dropped_")]:  # which every role counts for itself
+            values[tag] = sum(role.newest.get(tag, 0.0) for role in self._roles.values())
         ages = [(role.last or {}).get("actor/weights_age_seconds") or 0.0 for role in self._roles.values()]
         values["actor/weights_age_seconds"] = max(ages)
         return self._diagnosis.warnings(now, values, self._learning, now - self._frames_grew[0], ends)

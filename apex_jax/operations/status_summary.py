@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import timedelta
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
-from apex_jax.host.errors import short_repr
-from apex_jax.operations.diagnosis import EXPECTED_DROPS
+from apex_jax.host.errors import printable, short_repr
+from apex_jax.operations.status_page import STARTING_SECONDS, STUCK_SECONDS
 from apex_jax.run.metric_files import is_number
 
 MAX_LINES = 6  # of problems, and of the roles of a supervisor
@@ -24,22 +25,39 @@ SPEEDS = {
     "replay/samples_per_second": "transitions/s drawn",
     "actor/steps_per_second": "steps/s",
 }
-PROBLEMS = ("learner/failed_checkpoints", "storage/failed_copies", "replay/journal_errors", "ledger/lost_with_replay")
+STEADY = ("updates", "frames", "segments", "batches")  # counts of a report that grow all the time; evaluations do not
+LINE_CHARACTERS = 400  # of an error or a warning
 
 
 def summary(content: dict[str, Any]) -> Iterator[tuple[str, str]]:
     """Yields (label, text) pairs; the peer may have put anything into its report."""
     states, reports = _dict(content, "roles"), _dict(content, "reports")
     for name, state in list(states.items())[:MAX_LINES]:  # of a supervisor
-        rows = dict(_rows(_dict(reports, name)))
-        yield short_repr(name), ", ".join(filter(None, (short_repr(state), rows.get("now"), rows.get("speed"))))
+        found = dict(_rows(_dict(reports, name)))
+        yield short_repr(name), ", ".join(filter(None, (short_repr(state), found.get("now"), found.get("speed"))))
     yield from _rows(content)
-    problems = list(_problems(content))
-    problems += [f"{short_repr(name)}: {problem}" for name in reports for problem in _problems(_dict(reports, name))]
-    yield "problems", problems[0] if problems else "none"
-    yield from (("", problem) for problem in problems[1:MAX_LINES])
-    if len(problems) > MAX_LINES:
-        yield "", f"and {len(problems) - MAX_LINES} more, see below"
+    for label, lines in (("problems", problems(content)), ("warnings", warnings(content))):
+        if lines or label == "problems":
+            yield label, lines[0] if lines else "none"
+        yield from (("", line) for line in lines[1:MAX_LINES])
+        if len(lines) > MAX_LINES:
+            yield "", f"and {len(lines) - MAX_LINES} more, see below"
+
+
+def problems(content: dict[str, Any]) -> list[str]:
+    """Returns what keeps a process, or the processes of a supervisor, from its work or from saving it."""
+    return _of_all(content, _problems)
+
+
+def warnings(content: dict[str, Any]) -> list[str]:
+    """Returns what a process, or the processes of a supervisor, advise to change."""
+    return _of_all(content, partial(_lines, name="warnings"))
+
+
+def _of_all(content: dict[str, Any], find: Callable[[dict[str, Any]], Iterator[str]]) -> list[str]:
+    reports = _dict(content, "reports")
+    of_roles = (f"{short_repr(name)}: {found}" for name in reports for found in find(_dict(reports, name)))
+    return [*find(content), *of_roles]
 
 
 def as_text(name: str, value: Any) -> str:
@@ -63,24 +81,49 @@ def duration(seconds: Any) -> str:
     return str(timedelta(seconds=int(seconds))) if is_sane else short_repr(seconds)
 
 
+def line(content: dict[str, Any]) -> tuple[str, str, str]:
+    """Returns what a process does now, how fast, and how much it has done and saved, each with its age."""
+    checkpoint = {"checkpoint": _dict(content, "checkpoint").get("age_seconds")}
+    ages = [f"{name} {_seconds(age)} old" for name, age in (_ages(content) | checkpoint).items() if is_number(age)]
+    return _activity(content), "".join(_speeds(content)[:1]), ", ".join([*_progress(content), *ages])
+
+
+def _speeds(content: dict[str, Any]) -> list[str]:
+    metrics = _metrics(content)
+    speeds = [f"{as_text(tag, float(metrics[tag]))} {unit}" for tag, unit in SPEEDS.items() if tag in metrics]
+    if is_number(steps := content.get("steps_per_second")):  # of the evaluator
+        speeds.append(f"{as_text('', steps)} steps/s")
+    return speeds
+
+
+def _progress(content: dict[str, Any]) -> list[str]:
+    return [f"{as_text('', n)} {name} ({_seconds(age)} ago)" for name, n, age, _ in _counts(content)]
+
+
+def _ages(content: dict[str, Any]) -> dict[str, Any]:
+    copy = _metrics(content).get("storage/copy_age_seconds")  # on object storage
+    return {"weights": content.get("weights_age_seconds"), "copy": copy}
+
+
 def _rows(content: dict[str, Any]) -> Iterator[tuple[str, str]]:
     metrics = _metrics(content)
     if activity := _activity(content):
         yield "now", activity
-    speeds = [f"{as_text(tag, float(metrics[tag]))} {unit}" for tag, unit in SPEEDS.items() if tag in metrics]
-    if is_number(steps := content.get("steps_per_second")):  # of the evaluator
-        speeds.append(f"{as_text('', steps)} steps/s")
     waits = [metrics[tag] for tag in ("learner/wait_seconds_share", "actor/wait_seconds_share") if tag in metrics]
-    speeds += [f"waits {share:.0%} of the time" for share in waits]
-    if speeds:
+    if speeds := [*_speeds(content), *(f"waits {share:.0%} of the time" for share in waits)]:
         yield "speed", ", ".join(speeds)
-    counts = {name: content.get(name) for name in ("updates", "environment_frames")}
+    progress = _progress(content)
+    names = ("environment_frames",) if progress else ("updates", "environment_frames")
+    counts = {name: content.get(name) for name in names}
     counts["transitions in the replay"] = metrics.get("replay/size_transitions")
-    progress = [f"{as_text('', n)} {name.replace('_', ' ')}" for name, n in counts.items() if is_number(n)]
+    progress += [f"{as_text('', n)} {name.replace('_', ' ')}" for name, n in counts.items() if is_number(n)]
     if (version := content.get("weights_version")) is not None:
         progress.append(f"weights version {short_repr(version)}")
     if progress:
         yield "progress", ", ".join(progress)
+    for name, age in _ages(content).items():
+        if is_number(age):
+            yield name, f"{duration(age)} old"
     if "checkpoint" in content:
         saved = _dict(content, "checkpoint")
         at = f"at {as_text('', saved.get('updates'))} updates, {duration(saved.get('age_seconds'))} old"
@@ -107,12 +150,51 @@ def _problems(content: dict[str, Any]) -> Iterator[str]:
         yield f"no progress for {as_text('', content.get('progress_age_seconds'))} s"
     for name in _missing(content):
         yield f"is not connected to {name}"
+    peers = _dict(content, "peers")
+    yield from (f"has no {name}" for name in ("learner", "actors") if name in peers and not peers[name])
     for name, reason in _dict(content, "unreadable_keys").items():
         yield f"keys of {short_repr(name)} cannot be read: {short_repr(reason)}"
-    for tag, value in _metrics(content).items():
-        is_drop = tag.startswith("replay/dropped_") and tag not in EXPECTED_DROPS
-        if (is_drop or tag in PROBLEMS) and value > 0:
-            yield f"{short_repr(tag)} {as_text(tag, value)}"
+    yield from _stalls(content)
+    yield from _lines(content, "errors")
+
+
+def _stalls(content: dict[str, Any]) -> Iterator[str]:
+    """Yields the counts that no longer grow; before any has grown, the process may still start."""
+    counts = [count for count in _counts(content) if count.name in STEADY]
+    grown = [count for count in counts if count.has_changed]
+    for name, _, age, _ in grown:
+        if age > STUCK_SECONDS:
+            yield f"no {name} for {_seconds(age)}"
+    if counts and not grown and (age := max(count.age_seconds for count in counts)) > STARTING_SECONDS:
+        yield f"no {' or '.join(count.name for count in counts)} since its start, {_seconds(age)} ago"
+
+
+class _Count(NamedTuple):
+    name: str
+    number: float
+    age_seconds: float  # since it last grew
+    has_changed: bool  # since the start of the process
+
+
+def _counts(content: dict[str, Any]) -> list[_Count]:
+    progress = _dict(content, "progress")
+    counts = []
+    for name in progress:
+        count = _dict(progress, name)
+        if is_number(number := count.get("count")) and is_number(age := count.get("age_seconds")):
+            counts.append(_Count(short_repr(name), number, age, count.get("has_changed") is True))
+    return counts
+
+
+def _seconds(value: float) -> str:
+    return f"{value:,.0f} s"
+
+
+def _lines(content: dict[str, Any], name: str) -> Iterator[str]:
+    lines = content.get(name)
+    for line in lines if isinstance(lines, list) else ():
+        if isinstance(line, str):
+            yield printable(line)[:LINE_CHARACTERS]
 
 
 def _missing(content: dict[str, Any]) -> list[str]:

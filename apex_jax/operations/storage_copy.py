@@ -32,7 +32,7 @@ class StorageCopy:
         self._config = config
         self._section = section
         self._stop = stop
-        self._is_failing = False
+        self.errors: list[str] = []  # of the last copy
         self._storage: Storage | None = None
         self._copied_seconds = time.monotonic()
         self._closing = threading.Event()
@@ -77,13 +77,13 @@ class StorageCopy:
             self._storage.push(self._section, Path(self._config.directory))
         except RunError as error:
             self.failed += 1
-            if not self._is_failing:
+            if not self.errors:
                 _log.error("cannot copy the run (logged once, retried at each interval): %s", error)
-            self._is_failing = True
+            self.errors = [f"cannot copy the run: {error}"]
             return
-        if self._is_failing:
+        if self.errors:
             _log.info("copying the run works again")
-        self._is_failing = False
+        self.errors = []
         self._copied_seconds = started
 
 

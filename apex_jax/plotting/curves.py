@@ -13,7 +13,8 @@ import numpy as np
 from apex_jax.config import Config
 from apex_jax.config.load import CONFIG_NAME, SETTINGS, load_run
 from apex_jax.environments.atari_scores import human_normalized_score
-from apex_jax.host.errors import UsageError, short_repr
+from apex_jax.host.errors import RunError, UsageError, short_repr
+from apex_jax.run.identity import RunIdentity
 from apex_jax.run.metric_files import read_metrics
 from apex_jax.run.metrics import TRAINING_TAG
 from apex_jax.run.provenance import read_changes, read_starts, value_of
@@ -80,13 +81,27 @@ def read_run(directory: str | os.PathLike[str]) -> Run:
         what = "is a file" if path.is_file() else "no such directory"
         what = "holds no metrics/*.jsonl" if path.is_dir() else what
         raise UsageError(f"{short_repr(directory)}: {what}; give the directory of a run, such as runs/*")
-    return run_of(
-        str(directory),
-        load_run(path) if (path / CONFIG_NAME).exists() else None,
-        read_starts(path),
-        read_changes(path),
-        [line for file in metrics for line in read_metrics(file)],
-    )
+    lines = [line for file in metrics for line in read_metrics(file)]
+    if not any(EVALUATION in line for line in lines):
+        lines += [line for file in _metrics_beside(path) for line in read_metrics(file)]
+    config = load_run(path) if (path / CONFIG_NAME).exists() else None
+    return run_of(str(directory), config, read_starts(path), read_changes(path), lines)
+
+
+def _metrics_beside(path: Path) -> list[Path]:
+    """Returns the metrics of the same run in the folders beside its directory, such as those of a fleet's evaluator."""
+    path = path.resolve()
+    identity = _identity_of(path)
+    beside = [folder for folder in path.parent.iterdir() if folder != path and folder.is_dir()]
+    same = [folder for folder in beside if identity and _identity_of(folder) == identity]
+    return sorted(file for folder in same for file in folder.glob("metrics/*.jsonl"))
+
+
+def _identity_of(path: Path) -> str:
+    try:
+        return RunIdentity(str(path)).name
+    except RunError:  # another program's folder
+        return ""
 
 
 def run_of(

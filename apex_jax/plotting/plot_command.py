@@ -81,7 +81,8 @@ def groups_of(arguments: Sequence[str]) -> list[Group]:
             else:
                 blank.append(f"{short_repr(run.directory)}: has no evaluation yet")
     if not labelled:
-        raise UsageError(f"{blank[0]}; plot it once its evaluator has played")
+        where = "if that has another run_directory, copy it beside this one"
+        raise UsageError(f"{blank[0]}; plot it once its evaluator has played; {where}")
     for text in blank:
         _log.warning("%s: left out", text)
     unlabelled = labelled.pop("", [])

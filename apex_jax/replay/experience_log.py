@@ -94,7 +94,7 @@ class ExperienceLog:
         self._files: list[LogFile] = []  # the last one is open for writing
         self._descriptor: int | None = None
         self._attempts = 0  # number of files created, so that each has a new name
-        self._is_failing = False  # whether the last write failed
+        self.failure = ""  # of the last write; empty if it succeeded
         self._retry_seconds = 0.0
         self._lock = _locked(directory) if directory is not None else None
 
@@ -134,9 +134,9 @@ class ExperienceLog:
         except OSError as error:
             self._give_up_for_now(error, now_seconds)
             return
-        if self._is_failing:
+        if self.failure:
             _log.info("segments are written to %s again", self._directory)
-            self._is_failing = False
+            self.failure = ""
 
     @property
     def num_bytes(self) -> int:
@@ -221,12 +221,13 @@ class ExperienceLog:
     def _give_up_for_now(self, error: OSError, now_seconds: float) -> None:
         """Cuts off an incomplete record, so that the file ends with a complete one, and schedules the next attempt."""
         self.errors += 1
-        if not self._is_failing:
+        if not self.failure:
             _log.warning(
                 "cannot write segments to %s (logged once, retried): %s; the replay continues in memory",
                 self._directory,
                 error,
             )
+        self.failure = f"cannot write segments to {self._directory}: {error}"
         if self._descriptor is not None:
             with contextlib.suppress(OSError):
                 os.ftruncate(self._descriptor, self._files[-1].num_bytes)
@@ -235,7 +236,6 @@ class ExperienceLog:
             if not self._files[-1].records:
                 with contextlib.suppress(OSError):
                     self._files.pop().path.unlink()
-        self._is_failing = True
         self._retry_seconds = now_seconds + RETRY_SECONDS
         self._bound_pending()
 

@@ -75,7 +75,7 @@ class Journal:
         self._thread: SnapshotWriter | None = None
         self._obsolete: list[LogFile] = []  # closed files that the newest snapshot does not need
         self._snapshot_errors = 0
-        self._is_failing = False  # whether the last snapshot could not be written
+        self._snapshot_failure = ""  # of the last snapshot; empty if it succeeded
         self._next_seconds = 0.0  # time at which the next snapshot is due
         self._next_bytes = 0  # size of the log at which it is due
 
@@ -83,6 +83,11 @@ class Journal:
     def errors(self) -> int:
         """Number of failed writes since this server started."""
         return self.log.errors + self._snapshot_errors
+
+    @property
+    def failures(self) -> list[str]:
+        """What cannot be written now, with the path and the reason."""
+        return [failure for failure in (self.log.failure, self._snapshot_failure) if failure]
 
     def metrics(self) -> dict[str, float]:
         """Returns values under the tags of `apex_jax.run.metrics.TAGS`."""
@@ -178,15 +183,15 @@ class Journal:
         thread, self._thread = self._thread, None
         self._delete_obsolete(thread)
         if thread.error is None:
-            if self._is_failing:
+            if self._snapshot_failure:
                 _log.info("snapshots are written to %s again", self.directory)
-            self._is_failing = False
+            self._snapshot_failure = ""
             return
         self._snapshot_errors += 1
-        if not self._is_failing:
+        if not self._snapshot_failure:
             message = "cannot write a snapshot to %s (logged once, retried): %s"
             _log.warning(message, self.directory, thread.error or type(thread.error).__name__)
-        self._is_failing = True
+        self._snapshot_failure = f"cannot write a snapshot to {self.directory}: {thread.error}"
 
     def _delete_obsolete(self, thread: SnapshotWriter) -> None:
         """Deletes the log files that neither of the two kept snapshots needs.

@@ -10,20 +10,20 @@ import struct
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TypeGuard
 
 from tensorboardX.proto.event_pb2 import Event
 from tensorboardX.proto.summary_pb2 import Summary
 from tensorboardX.record_writer import masked_crc32c
 
-from apex_jax.host.disk import open_regular, read_regular
+from apex_jax.host.disk import naming, open_regular, read_regular
 
 LARGEST = 3.4e38
 
 
 def append_line(path: Path, line: bytes) -> None:
     """Appends a line, whole or not at all; if the last line of the file is torn, starts a new one. Raises OSError."""
-    with _open_to_append(path) as file:
+    with naming(path), _open_to_append(path) as file:
         if file.tell():
             file.seek(-1, os.SEEK_END)
             if file.read(1) != b"\n":  # an earlier process was killed in the middle of a line
@@ -116,6 +116,6 @@ def checked_line(line: object) -> dict[str, Any] | None:
     return values if all(values.get(name) is not None for name in ("time", "seconds", "step")) else None
 
 
-def is_number(value: object) -> bool:
+def is_number(value: object) -> TypeGuard[float]:
     """Returns whether a value read from a file can be a metric: a finite number that fits in a float32."""
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= LARGEST

@@ -75,13 +75,11 @@ def record_start(config: Config) -> None:
     append_line(Path(config.directory, FILE_NAME), json.dumps(_this_start(config)).encode() + b"\n")
 
 
-def record_acceptance(config: Config, is_start: bool, is_new: bool, accelerator: str | None) -> None:
-    """Records the start if `is_start`, and the configuration if `is_new`, that is, if the run has no updates yet.
+def record_acceptance(config: Config, is_new: bool, accelerator: str | None) -> None:
+    """Adds the name of the `accelerator`, which only the learner knows, to the newest start. Raises OSError.
 
-    The name of the `accelerator`, which only the learner knows, is added to the newest start. Raises OSError.
+    Records the configuration if `is_new`, that is, if the run has no updates yet.
     """
-    if is_start:
-        record_start(config)
     path = Path(config.directory, FILE_NAME)
     if starts := read_records(path):
         *before, _ = read_regular(path).splitlines(keepends=True)

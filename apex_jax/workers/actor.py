@@ -167,8 +167,14 @@ class Actor:
         return {
             "peer_id": digest_of_peer_id(self.replay.peer_id),
             "weights_version": weights.version if weights is not None else None,
+            "weights_age_seconds": time.monotonic() - weights.published_seconds if weights is not None else None,
             "peers": {server_name(self.replay.replay_index): replay, "learner": self.weights.peer_state},
         }
+
+    def counts(self) -> dict[str, int]:
+        """Returns the frames played, and the segments that the replay server has stored. Callable from any thread."""
+        client, frame_skip = self.replay.client, self.role.config.environment.frame_skip
+        return {"frames": self.steps * frame_skip, "segments": client.acknowledged_segments if client else 0}
 
 
 # The opening
@@ -305,6 +311,6 @@ def run(config: Config, name: str, stop: StopSignal) -> int:
     spec = checked_spec(config)
     log_reading(config)
     with open_role(config, "actor", name, stop) as role, open_actor(role, spec) as actor:
-        role.describe = actor.describe
+        role.describe, role.counts = actor.describe, actor.counts
         actor.run()
     return stop.exit_code

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import time
 from collections import Counter
@@ -50,13 +51,15 @@ def follow(role: RoleContext, spec: SegmentSpec) -> None:
         role.run_identity,
     )
     weights: Weights | None = None
-    phase = "playing"
+    phase, evaluations, published_seconds = "playing", 0, math.nan  # when the weights in play were published
     role.describe = lambda: {
         "weights_version": client.newest.version if client.newest is not None else None,
+        "weights_age_seconds": time.monotonic() - published_seconds,
         "steps_per_second": evaluator.steps_per_second,
         "peers": {"learner": client.peer_state},
         "phase": phase,
     }
+    role.counts = lambda: {"evaluations": evaluations}
     hint = "" if is_supervised else "; to evaluate a finished run instead, give checkpoint=RUN_DIRECTORY"
     _log.info("waiting for weights from the learner at %s%s", config.addresses.weights, hint)
     try:
@@ -66,6 +69,7 @@ def follow(role: RoleContext, spec: SegmentSpec) -> None:
                 weights = saved_weights(resolved(config, spec), config.directory, algorithm)
             if weights is None:
                 continue
+            published_seconds = weights.published_seconds
             cancelled = partial(is_cancelled, stop, client, weights)
             video = config.evaluator.video or str(Path(config.directory, "video"))
             with Film(video, frames_per_second(config)) as film:
@@ -75,6 +79,7 @@ def follow(role: RoleContext, spec: SegmentSpec) -> None:
                 evaluation = evaluator.evaluation(returns, weights)
                 client.best_return = max(client.best_return, float(returns.mean()))
                 record(role, spec, algorithm, evaluation, weights.params, client.dropped.copy())
+                evaluations += 1
                 if weights.final:
                     phase = "completing the film"
                     finish_film(role, film, algorithm, weights.params, evaluation)

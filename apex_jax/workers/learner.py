@@ -9,6 +9,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import jax
@@ -30,7 +31,7 @@ from apex_jax.operations.stopping import STOPPING, acknowledge, lost_updates
 from apex_jax.process import ROLE_NUMBERS, SUPERVISED, StopSignal, digest_of_peer_id, new_peer_id, process_rng
 from apex_jax.run.checkpoint import Checkpointer, Progress
 from apex_jax.run.environment_spec import record_environment_spec
-from apex_jax.run.provenance import check_resumable, record_acceptance, record_config
+from apex_jax.run.provenance import check_resumable, record_acceptance, record_config, record_start
 from apex_jax.transport.messages import IndexBatches
 from apex_jax.transport.params_codec import architecture_of
 from apex_jax.types import SegmentSpec
@@ -65,8 +66,11 @@ class Learner:
     saver: Saver
     counters: RunCounters
     is_accepted: bool = False  # a replay server has welcomed this learner
+    segments: int = 0  # received by this process
     metrics: LearnerMetrics = field(default_factory=LearnerMetrics)
     in_flight: deque[tuple[Merged, UpdateOutput]] = field(default_factory=deque)  # calls that the device may be running
+    unwritten: deque[Callable[[], None]] = field(default_factory=deque)  # each writes a record of the run
+    record_failure: str = ""  # why the first of these could not be written; empty if it was not tried
     next_publish: float = 0.0
     next_metrics: float = 0.0
 
@@ -103,6 +107,7 @@ class Learner:
         return item
 
     def _insert(self, item: Merged, segments: Segments) -> None:
+        self.segments += len(segments.ring_slots)
         self.stores.insert(segments.ring_slots, segments.frames, segments.columns)
         self.replay.consumed(item)
 
@@ -127,8 +132,10 @@ class Learner:
         self._check_finite("loss", np.stack(list(output.metrics.values())))  # all metrics, not only the loss
         if self.saver.on_update(now := time.monotonic()):
             self.counters.on_first_update(now)
-            record_config(self.role.config)  # not earlier: the settings of a run are those of its updates
-            record_environment_spec(self.role.config.directory, environment_spec_of(self.role.config, self.spec))
+            config, spec = self.role.config, environment_spec_of(self.role.config, self.spec)
+            # Not earlier: the settings of a run are those of its updates.
+            self.unwritten += [partial(record_config, config), partial(record_environment_spec, config.directory, spec)]
+            self._write_records()
         self.replay.update_priorities(item, output.priorities)
         self.replay.consumed(item)  # right after the priorities, so that both messages wake the server once
         assert isinstance(item.content, Batches)
@@ -144,6 +151,7 @@ class Learner:
         if now >= self.next_metrics:
             self.weights.placement.closed = self.replay.gone(now)
             self.write_metrics()
+            self._write_records()
             self.next_metrics = now + config.metrics_interval_seconds
         if self.saver.is_due(now):
             self.save()
@@ -173,9 +181,25 @@ class Learner:
     def accept(self) -> None:
         """Records the start: from now on, this learner may write to the run."""
         self.is_accepted = True
-        is_start, is_new = SUPERVISED not in os.environ, not self.saver.checkpointer.saved_updates
-        accelerator = accelerator_name(learner_devices(self.role.config))
-        record_acceptance(self.role.config, is_start, is_new, accelerator)
+        config, is_new = self.role.config, not self.saver.checkpointer.saved_updates
+        if SUPERVISED not in os.environ:
+            self.unwritten.append(partial(record_start, config))
+        accelerator = accelerator_name(learner_devices(config))
+        self.unwritten.append(partial(record_acceptance, config, is_new, accelerator))
+        self._write_records()
+
+    def _write_records(self) -> None:
+        """Writes the records of the run. If the disk takes none, learning goes on, and the next call tries again."""
+        try:
+            while self.unwritten:
+                self.unwritten[0]()
+                self.unwritten.popleft()
+        except OSError as error:
+            if not self.record_failure:
+                _log.error("cannot record the run (logged once, retried): %s; training goes on, make room", error)
+            self.record_failure = f"cannot record the run: {error}"
+        else:
+            self.record_failure = ""
 
     def publish(self, final: bool = False) -> None:
         """Makes the current params available to actors and evaluator. `final`: the run has ended with them."""
@@ -205,6 +229,7 @@ class Learner:
 
     def describe(self) -> dict[str, Any]:
         """Returns the learner's status without its metrics. Callable from any thread."""
+        errors = self.record_failure, str(self.saver.checkpointer.error or "")
         updates, age = self.saver.checkpointer.saved_updates, self.saver.age_seconds(time.monotonic())
         peers = {server_name(number): state for number, state in enumerate(self.replay.peer_states)}
         return {
@@ -213,8 +238,13 @@ class Learner:
             "environment_frames": self.counters.environment_frames,
             "weights_version": self.weights.version,
             "checkpoint": {"updates": updates, "age_seconds": age} if updates else None,
+            "errors": [error for error in errors if error],
             "peers": {**peers, "weights_clients": len(self.weights.clients)},
         }
+
+    def counts(self) -> dict[str, int]:
+        """Returns the updates of the run, and the segments received by this process. Callable from any thread."""
+        return {"updates": self.counters.updates, "segments": self.segments}
 
 
 # The opening
@@ -347,7 +377,7 @@ def run(config: Config, name: str, stop: StopSignal) -> int:
         check_resumable(config)
         try:
             with open_learner(role, spec) as learner:
-                role.describe = learner.describe
+                role.describe, role.counts = learner.describe, learner.counts
                 counters, checkpointer = learner.counters, learner.saver.checkpointer
                 stop.on_second_signal = lambda: lost_updates(
                     config.directory, counters.updates, checkpointer.saved_updates == counters.updates

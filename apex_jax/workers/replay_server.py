@@ -113,6 +113,7 @@ class ReplayServer:
         learner = self.sampling.learner
         return {
             "environment_frames": self._run_steps * self._frame_skip,
+            "errors": self.replay.journal.failures,
             "peers": {
                 "learner": None if learner is None else {"peer_id": digest_of_peer_id(learner.peer_id)},
                 "actors": [
@@ -125,6 +126,11 @@ class ReplayServer:
                 ],
             },
         }
+
+    def counts(self) -> dict[str, int]:
+        """Returns what the server has done since the run began. Callable from any thread."""
+        batches = self.replay.limiter.sampled // self._role.config.learner.batch_size
+        return {"segments": self.replay.buffer.inserted_segments, "batches": batches}
 
     def _finish(self, stop: StopSignal) -> None:
         """Writes the last metrics and snapshot; if the run is over, drains the peers first."""
@@ -187,7 +193,7 @@ def run(config: Config, name: str, stop: StopSignal) -> int:
         if stop.is_set():
             return stop.exit_code
         server = ReplayServer(role, spec)
-        role.describe = server.describe
+        role.describe, role.counts = server.describe, server.counts
         _log.info(
             "replay of %d segments (%d transitions) on %s and %s",
             server.replay.buffer.capacity_segments,

@@ -11,6 +11,7 @@ import zmq
 
 from apex_jax.config import Config, server_name
 from apex_jax.environments.environment import segment_spec
+from apex_jax.operations.role_progress import RoleProgress
 from apex_jax.operations.status_page import StatusPage
 from apex_jax.operations.storage_copy import StorageCopy
 from apex_jax.process import StopSignal, lock_name
@@ -24,7 +25,11 @@ Role: TypeAlias = Literal["actor", "replay", "learner", "evaluator"]
 
 
 class RoleContext:
-    """The common parts of a role, as one argument. The status page shows the metrics that the role writes last."""
+    """The common parts of a role, as one argument. The status page shows the metrics that the role writes last.
+
+    A role sets `describe`, which returns its status without metrics and may list the current `errors` of its disk, and
+    `counts`, which returns what it has done, such as {"updates": 7}. They are called on other threads.
+    """
 
     def __init__(
         self,
@@ -39,7 +44,9 @@ class RoleContext:
         self.sockets = sockets
         self.stop = stop or StopSignal()
         self.run_identity = RunIdentity(config.directory)
-        self.describe: Callable[[], Mapping[str, Any]] = dict  # the status without its metrics, on the page's thread
+        self.describe: Callable[[], Mapping[str, Any]] = dict
+        self.counts: Callable[[], Mapping[str, int]] = dict
+        self.progress = RoleProgress(config, lambda: self.counts(), lambda: self._written)
         self._storage = storage
         self.loggers: list[Logger] = []  # of services, beside the files
         self._writer = MetricsWriter(config.directory, name, "tensorboard" in config.metrics.loggers)
@@ -66,7 +73,11 @@ class RoleContext:
     def report(self) -> dict[str, Any]:
         """Returns the role's status, with its metrics. Callable from any thread."""
         security = self.sockets.report() if isinstance(self.sockets, LinkContext) else {}
-        return {**self.describe(), **security, "metrics": self._written}
+        content, metrics, errors = self.describe(), self._written, []
+        if self._storage is not None:
+            metrics, errors = {**metrics, **self._storage.metrics()}, self._storage.errors
+        errors = [*content.get("errors", []), *errors]
+        return {**content, **security, **self.progress.report(), "errors": errors, "metrics": metrics}
 
 
 def checked_spec(config: Config) -> SegmentSpec:
@@ -106,6 +117,7 @@ def open_role(config: Config, role: Role, name: str, stop: StopSignal) -> Iterat
             context = RoleContext(config, sockets, name, stop, storage)
             context.loggers = loggers
             page.report = context.report
-            yield context
+            with context.progress:
+                yield context
         finally:
             sockets.term()

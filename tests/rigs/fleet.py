@@ -46,6 +46,7 @@ class Fleet:
         self.servers = [server_name(index) for index in range(servers)]  # of replay
         self.running: dict[str, Program] = {}  # the last of each name, which may have ended
         self.proxies: dict[tuple[str, str, int], Proxy] = {}  # by name of the client, link, and index of the server
+        self.statuses: dict[str, str] = {}  # address of the status of each process that serves it
         self._programs = programs
         self._arguments = arguments
         self.addresses = {
@@ -64,15 +65,17 @@ class Fleet:
             for proxy in self.proxies.values():
                 proxy.close()
 
-    def start(self, *names: str) -> Program:
-        """Starts and restarts processes; returns the last of them."""
+    def start(self, *names: str, lines: str = "") -> Program:
+        """Starts and restarts processes; returns the last of them. `lines`: see `Program`."""
         for name in names:
             addresses = [f"addresses.{link}={self._of_link(name, link)}" for link in self.addresses]
             settings = [f"replay.servers={len(self.servers)}"]
             if name in self.servers:
                 settings.append(f"replay.index={self.servers.index(name)}")
+            if name in self.statuses:
+                settings.append(f"addresses.status={self.statuses[name]}")
             arguments = catch(self.directory, ENDLESS, *addresses, *settings, *self._arguments)
-            self.running[name] = self._programs.start("--role", role_of(name), "--name", name, *arguments)
+            self.running[name] = self._programs.start("--role", role_of(name), "--name", name, *arguments, lines=lines)
         return self.running[names[-1]]
 
     def proxy(self, name: str, link: str, server: int = 0) -> Proxy:

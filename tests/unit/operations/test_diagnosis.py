@@ -17,7 +17,13 @@ from apex_jax.config import (
     MetricsConfig,
     ReplayConfig,
 )
-from apex_jax.operations.diagnosis import ENDLESS_SECONDS, PATIENCE_SECONDS, SILENCE_SECONDS, Diagnosis
+from apex_jax.operations.diagnosis import (
+    ENDLESS_SECONDS,
+    PATIENCE_SECONDS,
+    REFUSED_SECONDS,
+    SILENCE_SECONDS,
+    Diagnosis,
+)
 from apex_jax.operations.progress import ProgressReader
 from apex_jax.run.metrics import MetricsWriter
 
@@ -36,6 +42,7 @@ WELL: dict[str, float] = {
     "actor/wait_seconds_share": 0.5,
     "replay/dropped_stale_priority": 9.0,
     "replay/dropped_malformed": 0.0,
+    "ledger/stored": 9.0,
 }
 FILLED = {"replay/size_transitions": float(CONFIG.replay.min_size_to_sample)}
 
@@ -43,9 +50,10 @@ FILLED = {"replay/size_transitions": float(CONFIG.replay.min_size_to_sample)}
 def warnings_of(
     values: dict[str, float], config: Config = CONFIG, learning: bool = True, silent: float = 0.0
 ) -> tuple[str, ...]:
-    """Returns the warnings once the state has lasted."""
+    """Returns the warnings once the state has lasted, in which messages go on being refused."""
     diagnosis = Diagnosis(config)
-    diagnosis.warnings(0.0, WELL | values, learning, silent)
+    before = {tag: number - 1 if tag.startswith("replay/dropped_") else number for tag, number in values.items()}
+    diagnosis.warnings(0.0, WELL | before, learning, silent)
     return diagnosis.warnings(ENDLESS_SECONDS, WELL | values, learning, silent)
 
 
@@ -105,6 +113,14 @@ def test_waiting_is_reported_only_if_it_lasts() -> None:
     assert len(diagnosis.warnings(2 * PATIENCE_SECONDS, waits, True, 0.0)) == 1
     assert Diagnosis(CONFIG).warnings(0.0, FILLED, False, 10 * SILENCE_SECONDS) == (), "the learner may compile"
     assert Diagnosis(USERS_TASK).warnings(0.0, WELL, True, 0.0) == (), "an episode may be long"
+
+
+def test_refused_messages_are_reported_until_none_has_been_refused_for_a_while() -> None:
+    diagnosis, refused = Diagnosis(CONFIG), WELL | {"replay/dropped_failed_handshake": 5.0}
+    assert len(diagnosis.warnings(0.0, refused, True, 0.0)) == 1
+    assert len(diagnosis.warnings(REFUSED_SECONDS - 1, refused, True, 0.0)) == 1
+    assert diagnosis.warnings(REFUSED_SECONDS, refused, True, 0.0) == ()
+    assert len(diagnosis.warnings(200.0, refused | {"replay/dropped_failed_handshake": 6.0}, True, 0.0)) == 1
 
 
 def warnings_over_a_minute(drawn: float, stored: float, config: Config = FREE, silent: float = 0.0) -> str:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -106,13 +108,76 @@ def test_summary_lists_every_problem_up_to_its_limit() -> None:
         "progress_age_seconds": 75.0,
         "peers": {"replay": "lost"},
         "unreadable_keys": {"actor": "Permission denied"},
-        "metrics": {"learner/failed_checkpoints": 2, "replay/dropped_bad_checksum": 1_000, "replay/journal_errors": 0},
+        "errors": ["runs/x/checkpoints/9 was not saved"],
+        "metrics": {"learner/failed_checkpoints": 2, "replay/dropped_bad_checksum": 1_000},
     }
-    problems = [text for _, text in summary(report)][-5:]
-    parts = ("75.00 s", "replay (lost)", "actor cannot be read: Permission denied", "checkpoints 2", "checksum 1,000")
+    problems = [text for _, text in summary(report)][-4:]
+    parts = (
+        "75.00 s",
+        "replay (lost)",
+        "actor cannot be read: Permission denied",
+        "runs/x/checkpoints/9 was not saved",
+    )
     assert [part for part, problem in zip(parts, problems, strict=True) if part not in problem] == []
-    many = {"metrics": {f"replay/dropped_{number}": 1 for number in range(MAX_LINES + 3)}}
+    many = {"warnings": [f"advice {number}" for number in range(MAX_LINES + 3)]}
     assert list(summary(many))[-1] == ("", "and 3 more, see below")
+
+
+def counted(**ages: float | None) -> dict[str, Any]:
+    """Returns the report of a process whose counts grew so many seconds ago; None: never, since 90 s."""
+    counts = {
+        name: {"count": 7, "age_seconds": 90.0 if age is None else age, "has_changed": age is not None}
+        for name, age in ages.items()
+    }
+    return {"role": "learner", "name": "learner", "healthy": True, "progress": counts}
+
+
+@pytest.mark.parametrize(("report", "problem"), [
+    (counted(updates=59.0, segments=0.0), "none"),
+    (counted(updates=75.0, segments=0.0), "no updates for 75 s"),
+    (counted(updates=None, segments=75.0), "no segments for 75 s"),  # it waits for a replay that no longer fills
+    (counted(updates=None, segments=1.0), "none"),  # the replay fills
+    (counted(updates=None, segments=None), "none"),  # it starts
+    (counted(evaluations=5000.0), "none"),  # games are long
+    ({"role": "replay", "peers": {"learner": None, "actors": [{}]}}, "has no learner"),
+])  # fmt: skip
+def test_counts_that_no_longer_grow_are_a_problem(
+    served: Served, capsys: pytest.CaptureFixture[str], report: dict[str, Any], problem: str
+) -> None:
+    assert ("problems", problem) in list(summary(report))
+    served.content |= report
+    assert status_command.run([served.address]) == status_command.run(["--fleet", os.devnull, served.address])
+    assert status_command.run([served.address]) == (problem != "none")
+    assert capsys.readouterr().out.count(problem) >= 3
+
+
+# A fleet ----------------------------------------------------------------------------------------------------------
+
+
+def test_table_of_a_fleet_names_each_process_and_what_is_wrong(
+    served: Served, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    served.content |= LEARNER | counted(updates=0.2) | {"warnings": ["the learner waits for batches"]}
+    file, gone = tmp_path / "fleet", free_address()
+    file.write_text(f"# those of today\n{served.address}\n\nevaluator={gone}  # on another host\n")
+    assert status_command.run(["--fleet", str(file)]) == 1
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert lines[0] == ["process", "does", "speed", "progress", "address"]
+    assert (lines[1][:2], lines[1][-1]) == (["learner", "learns"], served.address)
+    assert "7 updates (0 s ago)" in " ".join(lines[1])
+    assert lines[2] == ["evaluator", "unreachable", gone]
+    assert lines[4:6] == [["problems"], ["evaluator", *lines[5][1:]]]
+    assert "does not answer: Connection refused" in " ".join(lines[5])
+    assert lines[7:] == [["warnings"], ["learner", "the", "learner", "waits", "for", "batches"]]
+    assert status_command.run([served.address, f"evaluator={gone}", "--json"]) == 1
+    assert json.loads(capsys.readouterr().out) == {served.address: served.content, gone: None}
+    assert status_command.run([served.address, served.address]) == 0
+
+
+def test_fleet_that_names_no_process_is_wrong_usage(tmp_path: Path) -> None:
+    for arguments in ([], ["--fleet", os.devnull], ["--fleet", str(tmp_path / "missing")]):
+        with pytest.raises(UsageError, match=r"give an ADDRESS|cannot be read: No such file"):
+            status_command.run(arguments)
 
 
 def test_summary_of_a_supervisor_has_a_line_for_each_role() -> None:
@@ -133,7 +198,8 @@ JSON = st.recursive(
     max_leaves=8,
 )
 FIELDS = ("peers", "metrics", "checkpoint", "reports", "roles", "updates", "weights_version", "steps_per_second")
-HEADS = st.fixed_dictionaries({}, optional=dict.fromkeys((*status_command.HEAD, *FIELDS), JSON))
+OF_PROGRESS = ("progress", "errors", "warnings", "weights_age_seconds")
+HEADS = st.fixed_dictionaries({}, optional=dict.fromkeys((*status_command.HEAD, *FIELDS, *OF_PROGRESS), JSON))
 
 
 @settings(max_examples=20, deadline=None)

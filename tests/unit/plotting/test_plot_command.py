@@ -53,6 +53,14 @@ def test_run_without_an_evaluation_is_left_out_with_a_line(tmp_path: Path, caplo
     assert line.startswith(f"{tmp_path / 'empty'}: ")
 
 
+def test_plot_of_the_learners_directory_finds_the_evaluations_of_the_same_run_beside_it(tmp_path: Path) -> None:
+    for name, returns in (("learner", []), ("evaluator", [1.0, 2.0]), ("other", [3.0])):
+        make_run(tmp_path / name, returns)
+        (tmp_path / name / "run_identity").write_text(("b" if name == "other" else "a") * 16)
+    [group] = groups_of([str(tmp_path / "learner")])
+    assert group.runs[0].evaluation.returns.tolist() == [1.0, 2.0]
+
+
 @pytest.fixture
 def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder of two runs, `a` and `b`, in the working directory."""

@@ -37,10 +37,11 @@ def test_the_newest_start_records_the_accelerator_once_the_learner_is_accepted(
     tmp_path: Path, accelerator: str | None
 ) -> None:
     config = Config(run_directory=str(tmp_path))
-    provenance.record_acceptance(config, is_start=True, is_new=False, accelerator="another")
+    provenance.record_start(config)
+    provenance.record_acceptance(config, is_new=False, accelerator="another")
     provenance.record_start(config)  # by the local supervisor
     for _ in range(2):  # a restarted learner repeats it
-        provenance.record_acceptance(config, is_start=False, is_new=False, accelerator=accelerator)
+        provenance.record_acceptance(config, is_new=False, accelerator=accelerator)
     first, second = provenance.read_starts(tmp_path)
     assert (first["accelerator"], second["accelerator"]) == ("another", accelerator)
     ending = f"{second['processor']}, {accelerator}" if accelerator else second["processor"]
