@@ -72,7 +72,7 @@ class Agent(NamedTuple):
 def load_agent(run: str | os.PathLike[str], updates: int | None, code: Mapping[str, Any]) -> Agent:
     """Returns the agent of a run. Arguments, but for exported policies, and errors: see `load_policy`."""
     directory, step = run_of_checkpoint(run)
-    with _read_as_written(directory, "run of this release"):
+    with _read_as_written(directory, "run of this release", (RunError, UsageError)):
         environment_spec = read_environment_spec(directory)
         config = resolved(load_run(directory, RESULT_KEYS), environment_spec.spec)
         check_trusted(config, run, code, ("algorithm.", "network."))
@@ -90,7 +90,8 @@ def _exported_policy(path: Path, updates: int | None, exploration: float, code: 
             config_of(json.loads(metadata["config"])),
             of_record(json.loads(metadata["interface"])),
         )
-        check_trusted(config, path.parent, code, ("algorithm.", "network."))
+    check_trusted(config, path.parent, code, ("algorithm.", "network."))
+    with _read_as_written(path, "policy that `export` wrote"):
         algorithm = make_algorithm(config, environment_spec.spec)
     params, progress = _exported_params(config, path, algorithm, updates)
     return Policy(algorithm, params, environment_spec, progress.updates, exploration)
@@ -109,11 +110,16 @@ def _exported_params(config: Config, path: Path, algorithm: Algorithm, updates: 
 
 
 @contextlib.contextmanager
-def _read_as_written(path: str | os.PathLike[str], kind: str) -> Iterator[None]:
-    """Raises RunError for an exception of any type: the files may describe any network. `kind`: what they should be."""
+def _read_as_written(
+    path: str | os.PathLike[str], kind: str, passed: tuple[type[Exception], ...] = (RunError,)
+) -> Iterator[None]:
+    """Raises RunError for an exception of any type but `passed`: the files may describe any network.
+
+    `kind`: what they should be.
+    """
     try:
         yield
-    except (RunError, UsageError):
+    except passed:
         raise
     except Exception as error:
         what = f"{os.fspath(path)} is no {kind}: {first_line(error)}"
