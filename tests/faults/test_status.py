@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from apex_jax.config.load import CONFIG_NAME
-from tests.rigs.fleet import FORGOTTEN_SECONDS, Fleet, begins, lasts
+from tests.rigs.fleet import FORGOTTEN_SECONDS, Fleet, lasts
 from tests.rigs.ports import free_port
 from tests.rigs.processes import Program, Programs, checkpoints, wait_until
 
@@ -48,6 +48,12 @@ class Watched:
         report = json.loads(self.status("--json").stdout)[self.fleet.statuses["learner"]]
         return int((report or {}).get("progress", {}).get("updates", {}).get("count", 0))
 
+    def begins(self) -> None:
+        """Starts all roles, and waits until something was learned."""
+        self.fleet.start(*ROLES)
+        self.fleet.running["learner"].wait_until(lambda: self.fleet.updates() > 0)
+        self.shows_no_problem()
+
     def shows(self, name: str, problem: str) -> None:
         """Runs the command until it names this process with this problem, and exits with 1."""
         wait_until(lambda: self._matches(rf"(?m)^  {name} .*{problem}", exit_code=1), SEEN_SECONDS)
@@ -69,9 +75,7 @@ def watched(tmp_path: Path) -> Iterator[Watched]:
 
 
 def test_fault_41_a_killed_role_is_named_until_it_is_back(watched: Watched) -> None:
-    watched.fleet.start(*ROLES)
-    begins(watched.fleet, actors=1)
-    watched.shows_no_problem()
+    watched.begins()
     for name in ROLES:
         watched.fleet.end(name)
         watched.shows(name, "does not answer: Connection refused")
@@ -80,9 +84,7 @@ def test_fault_41_a_killed_role_is_named_until_it_is_back(watched: Watched) -> N
 
 
 def test_fault_41_a_stopped_role_is_named_and_leaves_no_problem(watched: Watched) -> None:
-    watched.fleet.start(*ROLES)
-    begins(watched.fleet, actors=1)
-    watched.shows_no_problem()
+    watched.begins()
     for name in ROLES:
         watched.fleet.running[name].send(signal.SIGSTOP)
         watched.shows(name, "has not answered within 4 s")
