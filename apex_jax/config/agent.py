@@ -36,6 +36,9 @@ class AlgorithmConfig:
         scope="weights",
         of="vectors",
     )
+    random_shift: int = key(
+        4, "DPG: a batch's images are shifted at random by up to this (Yarats et al. 2022); 0 = never", "pixels", 0, 16
+    )
     munchausen: bool = key(
         False,
         "DQN: soft target with the log-probability of the action added to the reward (Vieillard et al. 2020), instead"
@@ -63,7 +66,7 @@ class AlgorithmConfig:
 
 @dataclass(frozen=True)
 class NetworkConfig:
-    """DQN: convolutions (pixels only), then one hidden layer a stream, then q-values. DPG: a policy and a critic."""
+    """Convolutions (pixels only). DQN: one hidden layer a stream, q-values. DPG: an encoder's layer, policy, critic."""
 
     name: str = key(
         "auto",
@@ -113,5 +116,5 @@ class NetworkConfig:
         before="false",
     )
     normalize_observations: bool = key(
-        False, "DPG: observations are normalized by their running mean and variance", scope="weights", of="vectors"
+        False, "DPG: vector observations are normalized by their running moments", scope="weights", of="vectors"
     )
