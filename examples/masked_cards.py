@@ -64,5 +64,5 @@ if __name__ == "__main__":
 
     os.environ["PYTHONPATH"] = str(Path(__file__).parent)  # where the program's processes find this file
     own = ["environment.task=gymnasium:masked_cards:Tricks", "environment.own_processes=false"]
-    sys.argv[1:] = ["--config", "cartpole", *own, "total_updates=8000", *sys.argv[1:]]
+    sys.argv[1:] = ["--config", "cartpole", *own, *sys.argv[1:]]
     sys.exit(main())

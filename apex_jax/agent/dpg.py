@@ -2,11 +2,13 @@
 
 Actions are in [-1, 1]; the environment scales them to its own bounds. A policy needs no critic to act, but an actor
 needs q(s, a) and q(s, pi(s)) for the initial priorities of its transitions, so the actors receive both networks.
+
+Pixels go through an encoder, which policy and critics share, after random shifts of the images (Yarats et al. 2022,
+"Mastering Visual Continuous Control"). Only the loss of the critics trains it, so that it is a part of theirs.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any, NamedTuple, cast
 
@@ -18,9 +20,10 @@ from apex_jax.agent import losses
 from apex_jax.agent.algorithm import Action, Algorithm, Params, UpdateOutput
 from apex_jax.agent.devices import jit_update, mean_over_devices
 from apex_jax.agent.exploration import noise_ladder
-from apex_jax.agent.frame_store import Array, FrameStore, gather
+from apex_jax.agent.frame_store import Array, FrameStore, Transitions, gather
 from apex_jax.agent.moments import Moments, add_observations, initial_moments, normalized
-from apex_jax.agent.networks import make_policy_and_critic
+from apex_jax.agent.networks import Encoder, make_policy_and_critic
+from apex_jax.agent.random_shift import randomly_shifted
 from apex_jax.agent.training import make_optimizer, maybe_copy_target, scan_updates_with_target
 from apex_jax.config import Config
 from apex_jax.types import SegmentSpec
@@ -32,13 +35,21 @@ class DPGState(NamedTuple):
     """Everything that learning changes. Online and target parameters start equal, in separate buffers."""
 
     policy: Params
-    critics: tuple[Params, ...]  # one, or two if `algorithm.twin_critics`
+    critics: Params  # a tuple of one, or two if `algorithm.twin_critics`; with pixels {"encoder": ..., "heads": it}
     target_policy: Params
-    target_critics: tuple[Params, ...]
+    target_critics: Params
     policy_opt_state: Any
     critic_opt_state: Any
     moments: Moments  # of the observations drawn so far
     updates: jax.Array  # int32[], number of updates so far
+
+
+class Networks(NamedTuple):
+    """The networks as functions of their params."""
+
+    features: Callable[..., jax.Array]  # critics, moments' mean and variance, observations [B, F, *O] -> x [B, D]
+    pi: Callable[[Params, jax.Array], jax.Array]  # policy, x -> actions [B, A]
+    q: Callable[[tuple[Params, ...], jax.Array, jax.Array], jax.Array]  # heads, x, actions -> values [C, B] of each
 
 
 class Optimizers(NamedTuple):
@@ -51,21 +62,31 @@ class Optimizers(NamedTuple):
 def make_dpg(config: Config, spec: SegmentSpec, compute_dtype: Any = jnp.float32) -> Algorithm:
     """Returns the algorithm for this configuration. `compute_dtype`: dtype of the networks' activations."""
     [action_size] = spec.action.shape
-    observation_size = spec.frame_stack * math.prod(spec.frame_shape)
+    has_pixels = spec.frame_dtype == "uint8"
     policy_network, critic_network = make_policy_and_critic(config.network, action_size, compute_dtype)
+    encoder = Encoder(config.network, compute_dtype)
     optimizers = Optimizers(policy=make_optimizer(config.learner), critics=make_optimizer(config.learner))
+
+    def features(critics: Params, mean: jax.Array, variance: jax.Array, observation: Array) -> Any:
+        if has_pixels:
+            return encoder.apply(critics["encoder"], observation)
+        return normalized(jnp.reshape(observation, (observation.shape[0], -1)), mean, variance)
 
     def pi(policy: Params, x: jax.Array) -> jax.Array:
         return cast(jax.Array, policy_network.apply(policy, x))
 
-    def q(critics: tuple[Params, ...], x: jax.Array, action: jax.Array) -> jax.Array:
-        return jnp.stack([cast(jax.Array, critic_network.apply(critic, x, action)) for critic in critics])  # [C, B]
+    def q(heads: tuple[Params, ...], x: jax.Array, action: jax.Array) -> jax.Array:
+        return jnp.stack([cast(jax.Array, critic_network.apply(head, x, action)) for head in heads])  # [C, B]
 
     def init(key: jax.Array) -> DPGState:
-        x, action = jnp.zeros((1, observation_size)), jnp.zeros((1, action_size))
+        observation = jnp.zeros((1, spec.frame_stack, *spec.frame_shape), spec.frame_dtype)
+        action, moments = jnp.zeros((1, action_size)), initial_moments(1 if has_pixels else observation.size)
         policy_key, *critic_keys = jax.random.split(key, 2 + config.algorithm.twin_critics)
+        encoding = {"encoder": encoder.init(jax.random.fold_in(policy_key, 1), observation)} if has_pixels else {}
+        x = features(encoding, moments.mean, moments.variance, observation)
         policy = policy_network.init(policy_key, x)
-        critics = tuple(critic_network.init(critic_key, x, action) for critic_key in critic_keys)
+        critics: Params = tuple(critic_network.init(critic_key, x, action) for critic_key in critic_keys)
+        critics = encoding | {"heads": critics} if has_pixels else critics
         return DPGState(
             policy=policy,
             critics=critics,
@@ -73,7 +94,7 @@ def make_dpg(config: Config, spec: SegmentSpec, compute_dtype: Any = jnp.float32
             target_critics=jax.tree.map(jnp.copy, critics),
             policy_opt_state=optimizers.policy.init(policy),
             critic_opt_state=optimizers.critics.init(critics),
-            moments=initial_moments(observation_size),
+            moments=moments,
             updates=jnp.zeros((), jnp.int32),
         )
 
@@ -81,70 +102,89 @@ def make_dpg(config: Config, spec: SegmentSpec, compute_dtype: Any = jnp.float32
         moments = {"mean": state.moments.mean, "variance": state.moments.variance}
         return {"policy": state.policy, "critics": state.critics, "observations": moments}
 
+    def features_of(params: Params, observation: Array) -> Any:
+        return features(params["critics"], **params["observations"], observation=observation)
+
     def act(params: Params, observation: Array, noise: jax.Array, key: jax.Array, step: int) -> Action:
-        x = normalized(jnp.reshape(observation, (len(observation), -1)), **params["observations"])
+        x = features_of(params, observation)
         best_action = pi(params["policy"], x)
         normal = jax.random.normal(jax.random.fold_in(key, step), best_action.shape)
         action = jnp.clip(best_action + noise[:, None] * normal, -1, 1)
-        value = q(params["critics"], x, action)[0]
-        return Action(action, value, q(params["critics"], x, best_action).min(axis=0))
+        heads = _heads(params["critics"])
+        return Action(action, q(heads, x, action)[0], q(heads, x, best_action).min(axis=0))
 
     def greedy(params: Params, observation: jax.Array) -> dict[str, jax.Array]:
-        x = normalized(jnp.reshape(observation, (observation.shape[0], -1)), **params["observations"])
+        x = features_of(params, observation)
         action = pi(params["policy"], x)
-        return {"action": action, "value": cast(jax.Array, critic_network.apply(params["critics"][0], x, action))}
+        value = cast(jax.Array, critic_network.apply(_heads(params["critics"])[0], x, action))
+        return {"action": action, "value": value}
 
     return Algorithm(
         init=jax.jit(init),
         act=jax.jit(act),
-        update=jit_update(_make_update(config, spec, pi, q, optimizers), config.learner.devices),
+        update=jit_update(_make_update(config, spec, Networks(features, pi, q), optimizers), config.learner.devices),
         acting_params=acting_params,
         exploration=lambda size: noise_ladder(size, config.actor.largest_noise, config.actor.smallest_noise),
         greedy=greedy,
     )
 
 
+def _heads(critics: Params) -> tuple[Params, ...]:
+    """Returns the params of each critic, without those of the encoder."""
+    heads: tuple[Params, ...] = critics["heads"] if isinstance(critics, dict) else critics
+    return heads
+
+
 def _make_update(
-    config: Config,
-    spec: SegmentSpec,
-    pi: Callable[[Params, jax.Array], jax.Array],
-    q: Callable[[tuple[Params, ...], jax.Array, jax.Array], jax.Array],
-    optimizers: Optimizers,
+    config: Config, spec: SegmentSpec, networks: Networks, optimizers: Optimizers
 ) -> Callable[..., tuple[DPGState, UpdateOutput]]:
     """Returns `Algorithm.update`, not jitted."""
+    features, pi, q = networks
+    has_pixels = spec.frame_dtype == "uint8"
 
     def critic_loss(
-        critics: tuple[Params, ...], x: jax.Array, action: jax.Array, target: jax.Array, weights: jax.Array
-    ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-        q_t = q(critics, x, action)
+        critics: Params, moments: Moments, batch: Transitions, target: jax.Array, weights: jax.Array
+    ) -> tuple[jax.Array, tuple[jax.Array, jax.Array, jax.Array]]:
+        """Returns the loss; the new priorities, the mean of q, and the features of the observations."""
+        x = features(critics, moments.mean, moments.variance, batch.observation_t)
+        q_t = q(_heads(critics), x, batch.columns["action"])
         td_errors = target - q_t
         value = sum(losses.weighted_loss(td_error, weights, config.algorithm.loss) for td_error in td_errors)
-        return jnp.asarray(value), (losses.priority(td_errors[0]), q_t[0].mean())
+        return jnp.asarray(value), (losses.priority(td_errors[0]), q_t[0].mean(), x)
 
     def policy_gradient(state: DPGState, x: jax.Array) -> tuple[Params, jax.Array, jax.Array]:
-        """Returns the gradient of the policy's loss, and the actions [B, A] and values [B] of the current policy."""
+        """Returns the gradient of the policy's loss, and the actions [B, A] and values [B] of the current policy.
+
+        None flows into `x`, and so into the encoder.
+        """
         action, pull_back = jax.vjp(lambda policy: pi(policy, x), state.policy)
-        value, pull_back_q = jax.vjp(lambda action: q(state.critics[:1], x, action)[0], action)
+        value, pull_back_q = jax.vjp(lambda action: q(_heads(state.critics)[:1], x, action)[0], action)
         [dq_da] = pull_back_q(jnp.ones_like(value))
         [gradient] = pull_back(losses.policy_descent(dq_da, config.algorithm.action_gradient_clip))
         return gradient, action, value
 
+    def shifted(batch: Transitions, updates: jax.Array) -> Transitions:
+        if not has_pixels or not config.algorithm.random_shift:
+            return batch
+        keys = jax.random.split(jax.random.fold_in(jax.random.key(0), updates))
+        pairs = zip(keys, batch[:2], strict=True)
+        at_t, at_tpk = (randomly_shifted(key, images, config.algorithm.random_shift) for key, images in pairs)
+        return Transitions(at_t, at_tpk, batch.columns)
+
     def update_once(
         state: DPGState, store: FrameStore, indices: jax.Array, weights: jax.Array, learning_rate_share: jax.Array
     ) -> tuple[DPGState, UpdateOutput]:
-        batch = gather(store, indices, spec.frame_stack)
-        columns, size = batch.columns, len(indices)
-        observation_t, observation_tpk = batch.observation_t.reshape(size, -1), batch.observation_tpk.reshape(size, -1)
+        batch = shifted(gather(store, indices, spec.frame_stack), state.updates)
         moments = state.moments
-        if config.network.normalize_observations:
+        if config.network.normalize_observations and not has_pixels:
+            observation_t = batch.observation_t.reshape(len(indices), -1)
             moments = add_observations(moments, observation_t, config.learner.devices)
-        x_t, x_tpk = (normalized(each, moments.mean, moments.variance) for each in (observation_t, observation_tpk))
 
-        q_target_tpk = q(state.target_critics, x_tpk, pi(state.target_policy, x_tpk))
-        target = losses.policy_target(columns["n_step_return"], columns["discount"], q_target_tpk)
-        critic_gradient = jax.value_and_grad(critic_loss, has_aux=True)
-        (value, (priorities, q_value)), critic_grads = critic_gradient(
-            state.critics, x_t, columns["action"], target, weights
+        x_tpk = features(state.target_critics, moments.mean, moments.variance, batch.observation_tpk)
+        q_target_tpk = q(_heads(state.target_critics), x_tpk, pi(state.target_policy, x_tpk))
+        target = losses.policy_target(batch.columns["n_step_return"], batch.columns["discount"], q_target_tpk)
+        (value, (priorities, q_value, x_t)), critic_grads = jax.value_and_grad(critic_loss, has_aux=True)(
+            state.critics, moments, batch, target, weights
         )
         policy_grads, action, policy_value = policy_gradient(state, x_t)  # of the critics before their update
         saturation = (jnp.abs(action) > SATURATED).mean()
@@ -182,6 +222,7 @@ def _make_update(
             return update_once(state, store, indices, weights, learning_rate_share)
 
         interval = config.learner.target_update_interval
-        return scan_updates_with_target(once, copy_target, interval, state, indices, weights, unrolled=False)
+        unrolled = jax.default_backend() == "cpu" and has_pixels  # see `make_dqn`
+        return scan_updates_with_target(once, copy_target, interval, state, indices, weights, unrolled)
 
     return update

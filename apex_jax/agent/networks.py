@@ -49,46 +49,24 @@ def _classes(config: NetworkConfig, *classes: type[nn.Module]) -> list[Any]:
     return found
 
 
-class QNetwork(nn.Module):
-    """Maps observations to q-values.
-
-    Dueling: q(s, a) = v(s) + A(s, a) - mean_a A(s, a). Pixels (uint8[B, F, H, W], or [B, F, H, W, C] in color) are
-    scaled to [0, 1] and go through the convolutions; vector observations (float32[B, F, D]) go directly to the hidden
-    layer. Parameters are float32, activations have `dtype`, and the returned q-values are float32[B, num_actions], or,
-    if `outputs` is not 0, that many numbers for each action, float32[B, num_actions, outputs], such as the quantiles of
-    its return, in both streams.
-
-    `layer_norm` normalizes (Ba et al. 2016) before two of the ReLUs: the last one of the torso, over all outputs of an
-    observation, and that of the hidden layer, over the units of each stream.
-    """
+class PixelTorso:
+    """The convolutions of pixels, as methods of a Flax module, whose layers they are."""
 
     config: NetworkConfig
-    num_actions: int
-    dtype: Any = jnp.float32
-    outputs: int = 0
+    dtype: Any
 
-    @nn.compact
-    def __call__(self, observation: jax.Array) -> jax.Array:
-        """Returns q-values, float32[B, num_actions], or float32[B, num_actions, outputs]."""
-        x = observation
-        if x.dtype == jnp.uint8:
-            is_impala = self.config.torso == "impala"
-            if not self.config.channels:
-                x = self._scaled(x)
-            else:
-                x = self._impala(self._scaled(x)) if is_impala else self._convolutions(x)
-                if self.config.layer_norm:
-                    axes = (-3, -2, -1)
-                    x = nn.LayerNorm(dtype=self.dtype, reduction_axes=axes, feature_axes=axes, name="torso_norm")(x)
-                x = nn.relu(x)
-            x = adaptive_max_pool(x, IMPALA_OUTPUTS) if is_impala else x
-        x = x.reshape(x.shape[0], -1).astype(self.dtype)
-        if not self.config.dueling:
-            return self._head(self._hidden(x, streams=1), self.num_actions, "q")
-        # The hidden layers of both streams read the same input: one matrix product instead of two.
-        for_value, for_advantage = jnp.split(self._hidden(x, streams=2), 2, axis=-1)
-        value, advantage = self._head(for_value, 1, "value"), self._head(for_advantage, self.num_actions, "advantage")
-        return value + advantage - advantage.mean(axis=1, keepdims=True)
+    def _features(self, x: jax.Array) -> jax.Array:
+        """Maps pixels uint8[B, F, H, W, ...] to the torso's output, dtype[B, Y, X, channels]."""
+        is_impala = self.config.torso == "impala"
+        if not self.config.channels:
+            x = self._scaled(x)
+        else:
+            x = self._impala(self._scaled(x)) if is_impala else self._convolutions(x)
+            if self.config.layer_norm:
+                axes = (-3, -2, -1)
+                x = nn.LayerNorm(dtype=self.dtype, reduction_axes=axes, feature_axes=axes, name="torso_norm")(x)
+            x = nn.relu(x)
+        return adaptive_max_pool(x, IMPALA_OUTPUTS) if is_impala else x
 
     def _scaled(self, observation: jax.Array) -> jax.Array:
         """Returns pixels uint8[B, F, H, W, ...] in [0, 1], with the frames among the channels: dtype[B, H, W, C]."""
@@ -123,6 +101,37 @@ class QNetwork(nn.Module):
                 x = x + conv()(nn.relu(hidden))
         return x
 
+
+class QNetwork(PixelTorso, nn.Module):
+    """Maps observations to q-values.
+
+    Dueling: q(s, a) = v(s) + A(s, a) - mean_a A(s, a). Pixels (uint8[B, F, H, W], or [B, F, H, W, C] in color) are
+    scaled to [0, 1] and go through the convolutions; vector observations (float32[B, F, D]) go directly to the hidden
+    layer. Parameters are float32, activations have `dtype`, and the returned q-values are float32[B, num_actions], or,
+    if `outputs` is not 0, that many numbers for each action, float32[B, num_actions, outputs], such as the quantiles of
+    its return, in both streams.
+
+    `layer_norm` normalizes (Ba et al. 2016) before two of the ReLUs: the last one of the torso, over all outputs of an
+    observation, and that of the hidden layer, over the units of each stream.
+    """
+
+    config: NetworkConfig
+    num_actions: int
+    dtype: Any = jnp.float32
+    outputs: int = 0
+
+    @nn.compact
+    def __call__(self, observation: jax.Array) -> jax.Array:
+        """Returns q-values, float32[B, num_actions], or float32[B, num_actions, outputs]."""
+        x = self._features(observation) if observation.dtype == jnp.uint8 else observation
+        x = x.reshape(x.shape[0], -1).astype(self.dtype)
+        if not self.config.dueling:
+            return self._head(self._hidden(x, streams=1), self.num_actions, "q")
+        # The hidden layers of both streams read the same input: one matrix product instead of two.
+        for_value, for_advantage = jnp.split(self._hidden(x, streams=2), 2, axis=-1)
+        value, advantage = self._head(for_value, 1, "value"), self._head(for_advantage, self.num_actions, "advantage")
+        return value + advantage - advantage.mean(axis=1, keepdims=True)
+
     def _head(self, hidden: jax.Array, actions: int, name: str) -> jax.Array:
         """Returns one output for each action, float32[B, actions], or several, float32[B, actions, outputs]."""
         output = nn.Dense(actions * max(1, self.outputs), dtype=jnp.float32, name=name)(hidden)
@@ -150,6 +159,23 @@ def adaptive_max_pool(x: jax.Array, outputs: int) -> jax.Array:
         windows = [jax.lax.slice_in_dim(x, *edge, axis=axis).max(axis=axis, keepdims=True) for edge in edges]
         x = jnp.concatenate(windows, axis=axis)
     return x
+
+
+class Encoder(PixelTorso, nn.Module):
+    """The encoder of Ape-X DPG for pixels, before policy and critics: the torso, then a layer with values in (-1, 1).
+
+    (Yarats et al. 2021, "Improving Sample Efficiency in Model-Free Reinforcement Learning from Images")
+    """
+
+    config: NetworkConfig
+    dtype: Any = jnp.float32
+
+    @nn.compact
+    def __call__(self, observation: jax.Array) -> jax.Array:
+        """Maps pixels uint8[B, F, H, W, ...] to float32[B, hidden_units]."""
+        x = self._features(observation)
+        x = nn.Dense(self.config.hidden_units, dtype=self.dtype, name="hidden")(x.reshape(x.shape[0], -1))
+        return jnp.tanh(nn.LayerNorm(dtype=jnp.float32, name="hidden_norm")(x))
 
 
 class Torso(nn.Module):

@@ -34,6 +34,9 @@ class AlgorithmConfig:
         "DPG: two critics, of which the smaller value is the target (Fujimoto et al. 2018); for tasks that terminate",
         scope="weights",
     )
+    random_shift: int = key(
+        4, "DPG: a batch's images are shifted at random by up to this (Yarats et al. 2022); 0 = never", "pixels", 0, 16
+    )
     munchausen: bool = key(
         False,
         "DQN: soft target with the log-probability of the action added to the reward (Vieillard et al. 2020), instead"
@@ -58,7 +61,7 @@ class AlgorithmConfig:
 
 @dataclass(frozen=True)
 class NetworkConfig:
-    """DQN: convolutions (pixels only), then one hidden layer a stream, then q-values. DPG: a policy and a critic."""
+    """Convolutions (pixels only). DQN: one hidden layer a stream, q-values. DPG: an encoder's layer, policy, critic."""
 
     name: str = key(
         "auto",
@@ -99,5 +102,5 @@ class NetworkConfig:
         scope="weights",
     )
     normalize_observations: bool = key(
-        False, "DPG: observations are normalized by their running mean and variance", scope="weights"
+        False, "DPG: vector observations are normalized by their running moments", scope="weights"
     )

@@ -61,10 +61,6 @@ def describe(config: Config) -> Description:
         stack = "" if has_pixels else "environment.frame_stack=1 "
         what = "none are skipped" if has_pixels else "no frames are stacked or skipped"
         raise UsageError(f"environment.task={task}: in this environment {what}; set {stack}environment.frame_skip=1")
-    if has_pixels and isinstance(adapted.action_space, spaces.Box):
-        what = f"no algorithm here learns {one_line(adapted.action_space)} from pixels"
-        fix = "wrap it in gymnasium.wrappers.FlattenObservation (or set environment.observation_layout=vector)"
-        raise UsageError(f"environment.task={task}: {what}; {fix}, or in a TransformAction with a Discrete space")
     if has_pixels and adapted.is_masked:
         fix = "set environment.observation_layout=vector, or leave action_mask out of info"
         raise UsageError(f"environment.task={task}: no algorithm here learns from images with action masks; {fix}")

@@ -228,6 +228,9 @@ class Pixels(Corridor):
         image[tuple(size - 1 for size in space.shape)] = 255  # the last corner, in the last channel
         return (image * (space.high.max() / 255)).astype(space.dtype)
 
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        return super().step(action if type(action) is int else int(action[0] > 0))
+
 
 class Acts(Corridor):
     """Asserts that its space contains each action: "start" is a Discrete from 5, or else a Box of that dtype."""

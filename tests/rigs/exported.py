@@ -21,6 +21,7 @@ OPTIONS = (
 PLAIN = ("network.layer_norm=false", "network.normalize_observations=false", "algorithm.twin_critics=true")
 PIXELS = SegmentSpec((44, 44), "uint8", 3, 40, 3, ActionSpec.discrete(6))
 VECTOR = SegmentSpec((10,), "float32", 1, 40, 3, ActionSpec.discrete(3))
+SIGHT = SegmentSpec((20, 24), "uint8", 2, 40, 3, ActionSpec.continuous(2))
 MASKED = SegmentSpec((16,), "float32", 1, 40, 3, ActionSpec.discrete(6)._replace(is_masked=True))
 BODY = SegmentSpec((5,), "float32", 1, 40, 3, ActionSpec.continuous(2))
 PARTS = (Part(("height",), ()), Part(("joints",), (2, 2)))
@@ -44,6 +45,11 @@ KINDS: dict[str, tuple[str, EnvironmentSpec, tuple[str, ...]]] = {
     ),
     "a vector, all options": ("catch", EnvironmentSpec(VECTOR, None, None, None), OPTIONS),
     "continuous, normalized": ("walker", EnvironmentSpec(BODY, PARTS, *BOUNDS), NORMALIZED),
+    "continuous, pixels": (
+        "walker",
+        EnvironmentSpec(SIGHT, None, *BOUNDS),
+        ("network.channels=[4]", "network.kernel_sizes=[3]", "network.strides=[2]", "network.hidden_units=8"),
+    ),
     "continuous, plain": ("pendulum", EnvironmentSpec(BODY, None, *BOUNDS), PLAIN),
 }
 

@@ -88,6 +88,14 @@ class FiveResults(Corridor):
         return super().step(key, state, action)[:5]
 
 
+class Masked(Corridor):
+    """Has a mask of valid actions."""
+
+    def step(self, key: jax.Array, state: Any, action: jax.Array) -> tuple[Any, ...]:
+        *results, info = super().step(key, state, action)
+        return *results, info | {"action_mask": jnp.ones(3)}
+
+
 class Parts(Corridor):
     def __init__(self) -> None:
         super().__init__()

@@ -135,11 +135,6 @@ def test_policy_refuses_an_observation_outside_the_space_and_names_the_part(
     (f"{OWN}Corridor", ("environment.frame_stack=4",), "set environment.frame_stack=1 environment.frame_skip=1"),
     (f"{OWN}Pixels", ("environment.frame_skip=4",), "none are skipped; set environment.frame_skip=1"),
     (f"{OWN}Pixels", (), r"network.kernel_sizes=\[8, 4, 3\]: 3 does not fit on the 1 pixels that are left of 20"),
-    (
-        f"{OWN}Pixels",
-        ("environment.settings={continuous: true}",),
-        r"no algorithm here learns Box\(.* from pixels.*Flatten",
-    ),
     ("gymnasium:a:b:c", (), "environment.task=gymnasium:a:b:c: must be"),
     (f"{OWN}Corridor", ("environment.settings=3",), r"environment.settings=3: must be a mapping"),
 ])  # fmt: skip

@@ -43,6 +43,7 @@ def test_vectors_images_and_actions_are_read_from_the_spaces() -> None:
     ("OtherState", BrokenEnvironment, "jax_environments.py, line"),
     ("OtherType", BrokenEnvironment, r"reset returns state.time as int32\[\], step as float32\[\]; make them equal"),
     ("FiveResults", BrokenEnvironment, r"not enough values to unpack .*jax_environments.py"),
+    ("Masked", BrokenEnvironment, "info has an action_mask, which environments written in JAX cannot have; leave it"),
     ("Parts", UsageError, "a JAX environment has a Box"),
     ("no_environment", BrokenEnvironment, "returned no environment"),
     ("Absent", UsageError, "has no function or class Absent"),

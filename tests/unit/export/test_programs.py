@@ -31,6 +31,7 @@ QUICK = (
     "a vector with a mask, several parts of an action",
     "a vector, all options",
     "continuous, normalized",
+    "continuous, pixels",
 )
 every_kind = [pytest.param(kind, marks=() if kind in QUICK else pytest.mark.long, id=kind) for kind in KINDS]
 
