@@ -96,7 +96,7 @@ NOT_HARDENING = {
 def hardening(*files: str) -> list[str]:
     """Returns the lines of units that say what their process may do."""
     text = "".join((DEPLOY / "systemd" / file).read_text().partition("[Service]")[2] for file in files)
-    lines = re.findall(r"^\w+=.*$", re.sub(r"\[Install\][^[]*", "", text), re.MULTILINE)
+    lines = re.findall(r"^\w+=.*$", re.sub(r"\[Install\]\n(\w+=.*\n)*", "", text), re.MULTILINE)
     return [line for line in lines if line.partition("=")[0] not in NOT_HARDENING]
 
 
