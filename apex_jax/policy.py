@@ -9,6 +9,7 @@ action = policy(observation)
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import math
 import os
@@ -22,13 +23,15 @@ import numpy as np
 from apex_jax.agent.algorithm import Algorithm, Params
 from apex_jax.agent.registry import make_algorithm, resolved
 from apex_jax.config import Config
+from apex_jax.config.key import names_code
 from apex_jax.config.load import RESULT_KEYS, config_of, load_run, parse_overrides
 from apex_jax.config.trust import check_trusted
 from apex_jax.host.disk import run_of_checkpoint
 from apex_jax.host.errors import RunError, UsageError, first_line, short_repr
 from apex_jax.host.machine import usable_memory_bytes
+from apex_jax.host.user_code import reported
 from apex_jax.run import params_file
-from apex_jax.run.best import is_best, read_best
+from apex_jax.run.best import is_best, read_best, run_directory_of
 from apex_jax.run.checkpoint import Checkpointer, CheckpointError, Progress
 from apex_jax.run.environment_spec import of_record, read_environment_spec
 from apex_jax.run.provenance import find_code
@@ -72,11 +75,14 @@ class Agent(NamedTuple):
 def load_agent(run: str | os.PathLike[str], updates: int | None, code: Mapping[str, Any]) -> Agent:
     """Returns the agent of a run. Arguments, but for exported policies, and errors: see `load_policy`."""
     directory, step = run_of_checkpoint(run)
-    with _read_as_written(directory, "run of this release", (RunError, UsageError)):
+    as_written = functools.partial(_read_as_written, directory, "run of this release", (RunError, UsageError))
+    with as_written():
         environment_spec = read_environment_spec(directory)
         config = resolved(load_run(directory, RESULT_KEYS), environment_spec.spec)
         check_trusted(config, run, code, ("algorithm.", "network."))
-        find_code(config, directory)
+    find_code(run_directory_of(directory))
+    own = config.network.name
+    with reported(f"network.name={own}", RunError) if names_code(own) else as_written():
         algorithm = make_algorithm(config, environment_spec.spec)
         restored = restore_params(config, directory, algorithm, step if updates is None else updates)
     return Agent(config, environment_spec, algorithm, *restored)

@@ -1,7 +1,7 @@
 """Plays episodes with a trained agent, in a window if there is a display: what a program of your own needs to use one.
 
-    python examples/play.py results/pong/policy --window   # an agent that comes with this repository
-    python main.py --config pendulum                       # or train one, in a minute
+    python examples/play.py results/lunar_lander/policy --window   # an agent that comes with this repository
+    python main.py --config pendulum                               # or train one, in a minute
     python examples/play.py runs/Pendulum-v1-1
 
 `play` is the loop around any environment of Gymnasium, for a program of your own. EnvPool's tasks that Gymnasium does
@@ -30,11 +30,13 @@ from apex_jax.policy import Policy
 
 def play(environment: Any, policy: Policy, seed: int) -> float:
     """Returns the return of one episode in an environment of Gymnasium."""
-    observation, _ = environment.reset(seed=seed)
+    observation, info = environment.reset(seed=seed)
     policy.reset()  # only agents that see stacks of frames need it
+    is_masked = policy.environment_spec.spec.action.is_masked
     ended, total = False, 0.0
     while not ended:
-        observation, reward, terminated, truncated, _ = environment.step(policy(observation))
+        action = policy(observation, info.get("action_mask") if is_masked else None)
+        observation, reward, terminated, truncated, info = environment.step(action)
         total, ended = total + float(reward), terminated or truncated
     return total
 
@@ -79,7 +81,8 @@ def main() -> None:
     arguments = parser.parse_args()
     try:
         config = load_run_to_play(arguments.run, {})
-        policy = load_policy(arguments.run, exploration=config.evaluator.epsilon)
+        # As in evaluations: some Atari games loop for ever without it.
+        policy = load_policy(arguments.run, exploration=config.evaluator.epsilon * config.environment.is_atari)
         try:
             environment = gymnasium.make(config.environment.task, render_mode="human" if arguments.window else None)
             returns = [play(environment, policy, seed) for seed in range(arguments.episodes)]

@@ -86,6 +86,8 @@ def _without_seeds(texts: Sequence[str], role: str) -> tuple[list[str], tuple[in
         return list(texts), ()
     if role != "local":
         raise UsageError(f"{short_repr(given[0])}: trains whole runs one after the other; leave --role {role} out")
+    if others := [text for text in texts if text.startswith("seed=")]:
+        raise UsageError(f"{short_repr(given[0])} and {short_repr(others[0])} are both given; keep one")
     numbers = given[0].partition("=")[2].split(",")
     is_list = all(re.fullmatch("[0-9]{1,10}", number) and int(number) < 2**31 for number in numbers)
     if not is_list or len(set(map(int, numbers))) < len(numbers):

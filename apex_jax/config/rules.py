@@ -30,7 +30,7 @@ def _size_rules(config: Config) -> Iterator[Rule]:
     environment, actor, replay, learner = config.environment, config.actor, config.replay, config.learner
     yield "environment.task", environment.task != "", "must be a game, such as Pong-v5"
     form = r"gymnasium:([\w.]+:)?[^:\s]+|gymnax:[^:\s]+|jax:[\w.]+:\w+"
-    is_named = not environment.has_spaces or re.fullmatch(form, environment.task) is not None
+    is_named = re.fullmatch(form if environment.has_spaces else "[^:]*", environment.task) is not None
     forms = "gymnasium:ID, gymnasium:MODULE:ID, gymnasium:MODULE:FUNCTION, gymnax:NAME or jax:MODULE:FUNCTION"
     yield "environment.task", is_named, f"must be {forms}"
     slots, overlap = actor.segment_slots, environment.frame_stack - 1 + config.algorithm.n_step
@@ -195,5 +195,5 @@ def requirement_of_storage_url(url: str) -> str:
     if CREDENTIALS.search(url):
         instead = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY in the environment, or AWS_PROFILE"
         return f"must be without credentials, which others could read; {instead}"
-    is_right = re.fullmatch("(s3|file)://.+|[^:]+", url) is not None and url.strip("/.") != ""
+    is_right = re.fullmatch("(s3|file)://.*[^/.].*|[^:]+", url) is not None and url.strip("/.") != ""
     return "" if is_right else "must be s3://bucket/prefix, file:///path or a folder"

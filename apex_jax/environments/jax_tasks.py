@@ -118,7 +118,7 @@ class JaxEnvironment:
     def _step(self, played: Played, action: jax.Array) -> Played:
         key = jax.random.fold_in(played.key, played.calls)
         observation, state, reward, terminated, truncated, info = self._environment.step(key, played.state, action)
-        if ACTION_MASK in info:
+        if ACTION_MASK in (info or {}):
             raise TypeError("info has an action_mask, which environments written in JAX cannot have; leave it out")
         steps = played.steps + 1
         flags = (jnp.asarray(flag).astype(bool).reshape(()) for flag in (terminated, truncated))

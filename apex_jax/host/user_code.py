@@ -24,6 +24,14 @@ from apex_jax.host.errors import RunError, UsageError, first_line
 LIBRARIES = ("apex_jax", "gymnasium", "numpy", "jax", "flax", "optax")  # whose code is not the user's
 
 
+_more_folders: list[str] = []  # of `look_in`
+
+
+def look_in(*folders: str) -> None:
+    """Lets `imported_module` find the modules that it is asked for in these folders, too, but no other import."""
+    _more_folders.extend(folders)
+
+
 def imported_module(setting: str, name: str) -> Any:
     """Imports a module; the working directory is searched last, so that no file there replaces a package.
 
@@ -37,6 +45,10 @@ def imported_module(setting: str, name: str) -> Any:
     except ModuleNotFoundError as error:
         if not f"{name}.".startswith(f"{error.name}."):
             raise  # a package that the module needs
+        for folder in _more_folders:
+            if folder not in sys.path and importlib.machinery.PathFinder.find_spec(name.partition(".")[0], [folder]):
+                sys.path.append(folder)
+                return imported_module(setting, name)
         fix = "start in its folder, or install its package"
         raise UsageError(f"{setting}: there is no module {error.name}; {fix}") from None
 
@@ -83,11 +95,10 @@ def reported(setting: str, error_class: type[Exception], function: Any = None) -
 
 
 def _print_traceback(error: Exception) -> None:
-    """Prints a traceback without the calls of libraries, of which JAX and Flax make dozens."""
+    """Prints a traceback without the calls of libraries, of which JAX and Flax make dozens, if one is of the user."""
     report = traceback.TracebackException.from_exception(error)
-    report.stack = traceback.StackSummary.from_list(
-        [call for call in report.stack if not call.filename.startswith((*_folders(), "<"))]
-    )
+    of_user = [call for call in report.stack if not call.filename.startswith((*_folders(), "<"))]
+    report.stack = traceback.StackSummary.from_list(of_user or report.stack[-1:])
     print(*report.format(chain=False), sep="", end="", file=sys.stderr)
 
 

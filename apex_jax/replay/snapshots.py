@@ -62,6 +62,8 @@ class FileHeader:
         self.run = run
         self.replay_id = new_identity()  # unless a file contains one
         fields = {name: list(value) if isinstance(value, tuple) else value for name, value in spec._asdict().items()}
+        if not spec.action.is_masked:  # which earlier releases did not have
+            fields["action"] = list(spec.action[: spec.action._fields.index("is_masked")])
         self._configuration = {"compatibility_key": compatibility_key, "segments": json.dumps(fields)}
 
     @property

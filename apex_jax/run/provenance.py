@@ -27,7 +27,7 @@ from apex_jax.host.disk import open_regular, read_regular, write_durably
 from apex_jax.host.errors import UsageError, printable, short_repr
 from apex_jax.host.machine import usable_cores
 from apex_jax.host.program import CHECKOUT, NAME
-from apex_jax.host.user_code import source_file
+from apex_jax.host.user_code import look_in, source_file
 from apex_jax.run import params_file
 from apex_jax.run.compatibility import describe_differences, differences
 from apex_jax.run.metric_files import append_line, is_number, json_lines
@@ -69,10 +69,11 @@ def record_start(config: Config) -> None:
 
     Logs a warning if the run resumes with changed settings, because the user may have meant a new run.
     """
-    if changes := [*changed_settings(config), *_changed_code(config)]:
+    changes = [*changed_settings(config), *_changed_code(config)]
+    append_line(Path(config.directory, FILE_NAME), json.dumps(_this_start(config)).encode() + b"\n")
+    if changes:
         message = "%s resumes with changed settings, %s: to start afresh, choose another run_directory"
         _log.warning(message, config.directory, ", ".join(changes))
-    append_line(Path(config.directory, FILE_NAME), json.dumps(_this_start(config)).encode() + b"\n")
 
 
 def record_acceptance(config: Config, is_new: bool, accelerator: str | None) -> None:
@@ -94,10 +95,11 @@ def record_config(config: Config) -> None:
 
     Changed settings are recorded in `changes.jsonl`.
     """
-    if changes := changed_settings(config):
+    changes = changed_settings(config)
+    write_config(config, config.directory)
+    if changes:
         line = {"time": time.time(), "settings": changes}
         append_line(Path(config.directory, CHANGES_NAME), json.dumps(line).encode() + b"\n")
-    write_config(config, config.directory)
 
 
 def write_config(config: Config, directory: str | os.PathLike[str]) -> None:
@@ -137,15 +139,10 @@ def code_digests(config: Config) -> dict[str, str]:
     return {setting: hashlib.sha256(file.read_bytes()).hexdigest() for setting, file in files.items() if file}
 
 
-def find_code(config: Config, run_directory: str | os.PathLike[str]) -> None:
-    """Lets Python find the modules that a run names in the directory where it was started, if nowhere else.
-
-    Call it once the user has given these settings, see `apex_jax.config.trust`: the run chooses that directory.
-    """
-    starts = read_starts(run_directory) if code_settings(config) else []
-    folder = starts[-1].get("working_directory") if starts else None
-    if isinstance(folder, str):
-        sys.path.extend(each for each in (os.getcwd(), folder) if each not in sys.path)
+def find_code(run_directory: str | os.PathLike[str]) -> None:
+    """Lets the modules that the settings name be found in the directory where the run was started, if nowhere else."""
+    folders = [start.get("working_directory") for start in read_starts(run_directory)[-1:]]
+    look_in(*(folder for folder in folders if isinstance(folder, str)))
 
 
 def _changed_code(config: Config) -> list[str]:

@@ -41,7 +41,7 @@ FORMAT = 3
 BLOCK_BYTES = 2**24  # read from a file at once
 MAX_MANIFEST_BYTES = 2**26  # about 400,000 files
 MAX_FILE_BYTES = 2**42
-ATTEMPTS = 3  # of a push, if other processes change files or manifest meanwhile
+ATTEMPTS = 3  # of a push or pull, if other processes change files or manifest meanwhile
 TIMEOUTS = {"connect_timeout": 5, "read_timeout": 20, "retries": {"max_attempts": 2}}  # of boto
 
 Section: TypeAlias = str  # "learner", or the name of a replay server, which is also that of its folder in the run
@@ -225,9 +225,16 @@ class Storage:
         been fetched and verified. Raises RunError.
         """
         with self._errors():
-            manifest, arriving = self.manifest(section), run_directory / f".fetching-{section}"
-            if not manifest.files or not self._fetch(section, manifest.files, arriving, is_cancelled):
-                return None
+            arriving = run_directory / f".fetching-{section}"
+            for attempt in range(1, ATTEMPTS + 1):
+                manifest = self.manifest(section)
+                try:
+                    if not manifest.files or not self._fetch(section, manifest.files, arriving, is_cancelled):
+                        return None
+                    break
+                except FileNotFoundError:  # a run that goes on has replaced the file
+                    if attempt == ATTEMPTS:
+                        raise
             # The identity comes before the files: without it, they could be taken for those of another run.
             RunIdentity(str(run_directory)).adopt(manifest.identity, f"the copy on {self.url}")
             _install(arriving, run_directory)

@@ -159,7 +159,7 @@ def run(config: Config, name: str, stop: StopSignal) -> int:
     """Runs the role and returns the process's exit code."""
     run_directory, _ = run_of_checkpoint(config.evaluator.checkpoint)
     if config.evaluator.checkpoint:
-        find_code(config, run_directory_of(run_directory))
+        find_code(run_directory_of(run_directory))
     spec = checked_spec(config)
     check_video(config)  # fails before the games are played
     if config.evaluator.video:

@@ -177,7 +177,7 @@ def test_own_algorithm_or_network_trains_in_every_role_and_is_evaluated_and_load
     arguments = ("--role", "evaluator", "checkpoint=../run", "episodes=1", setting)
     played = run(elsewhere, *arguments, seconds=100, script=MAIN)
     assert played.stdout.startswith("CartPole-v1: mean return "), played.stderr
-    exported = run(elsewhere, "export", "../run", "exported", setting, seconds=100, script=MAIN)
+    exported = run(elsewhere, "export", "../run/best", "exported", setting, seconds=100, script=MAIN)
     assert exported.returncode == 0, exported.stderr
 
     with pytest.raises(UsageError, match=re.escape(setting)):

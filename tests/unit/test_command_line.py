@@ -138,6 +138,7 @@ def test_device_libraries_are_not_imported_before_the_device_is_chosen() -> None
         ("learner.batch_size='32'", ['learner.batch_size="32"', "whole number"]),
         (["network.channels=[16, '32', null]"], ['network.channels=[16, "32", null]', "whole number"]),
         ("environment.task=", ["environment.task=", "Pong-v5"]),
+        ("environment.task=os:X-v0", ["environment.task=os:X-v0", "gymnasium:ID"]),
         ("seed=0x" + "f" * 9000, ["seed=", "0 to 2_147_483_647"]),
         ("seed=" + "[" * 100_000, ["longer than 16384 characters"]),
         ("learner.learning_rate=.nan", ["learning_rate=nan", "0 to 10"]),
@@ -256,5 +257,5 @@ def test_configuration_is_found_by_its_name_from_any_folder(
 
 
 def test_missing_file_is_named_with_the_existing_configurations(tmp_path: Path) -> None:
-    assert "atari, atari_cpu, cartpole, catch, " in message("--config", "nowhere.yaml")
+    assert "atari, atari_cpu, car_racing, cartpole, catch, " in message("--config", "nowhere.yaml")
     assert "directory" in message("--config", str(tmp_path)).lower()

@@ -160,6 +160,11 @@ def test_difference_beyond_rounding_is_one_line_of_error(outputs: dict[str, np.n
         check_outputs("f", outputs, {"action": ACTION, "value": VALUE})
 
 
+def test_programs_of_a_policy_without_numbers_are_refused() -> None:
+    with pytest.raises(RunError, match="value by nan"):
+        check_outputs("f", {"value": VALUE * np.nan}, {"value": VALUE * np.nan})
+
+
 def test_either_of_two_actions_of_equal_value_is_accepted() -> None:
     expected = {"action": np.array([0, 2]), "q_values": Q_VALUES}
     check_outputs("f", {"action": np.array([1, 2]), "q_values": Q_VALUES}, expected)
