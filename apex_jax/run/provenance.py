@@ -21,14 +21,21 @@ from pathlib import Path
 from typing import Any
 
 from apex_jax.config import AddressConfig, Config, server_name
-from apex_jax.config.load import CONFIG_NAME, RESULT_KEYS, SETTINGS, config_path, load_run, to_yaml
+from apex_jax.config.load import (
+    CONFIG_NAME,
+    EXPORTED_CONFIG_NAME,
+    RESULT_KEYS,
+    SETTINGS,
+    config_path,
+    load_run,
+    to_yaml,
+)
 from apex_jax.config.trust import code_settings
 from apex_jax.host.disk import open_regular, read_regular, write_durably
 from apex_jax.host.errors import UsageError, printable, short_repr
 from apex_jax.host.machine import usable_cores
 from apex_jax.host.program import CHECKOUT, NAME
 from apex_jax.host.user_code import look_in, source_file
-from apex_jax.run import params_file
 from apex_jax.run.compatibility import describe_differences, differences
 from apex_jax.run.metric_files import append_line, is_number, json_lines
 
@@ -49,7 +56,7 @@ def check_resumable(config: Config, run_directory: str = "", fix: str = "") -> N
     empty = that of `config`; `fix`: end of the message, which advises the user; empty = the usual advice.
     """
     directory = run_directory or config.directory
-    folder, saved = Path(directory), ("checkpoints/[!.]*", "params-*", params_file.FILE_NAME)  # of a run, best, export
+    folder, saved = Path(directory), ("checkpoints/[!.]*", "params-*", EXPORTED_CONFIG_NAME)  # of a run, best, export
     has_checkpoint = any(any(folder.glob(pattern)) for pattern in saved)
     if not has_checkpoint and not any(folder.glob(f"{server_name(config.replay.index)}/segments-*")):
         return

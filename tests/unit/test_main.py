@@ -75,6 +75,15 @@ def test_signal_amid_a_wait_asks_a_worker_to_stop() -> None:
     assert subprocess.run([sys.executable, "-c", program], cwd=ROOT, timeout=60, check=False).returncode == 130
 
 
+def test_jax_is_not_imported_before_the_device_is_chosen() -> None:
+    lines = (
+        "import sys, apex_jax.main, apex_jax.config.command_line, apex_jax.run.provenance, apex_jax.run.loggers",
+        "import apex_jax.device, apex_jax.process",
+        "sys.exit('jax' in sys.modules)",
+    )
+    assert subprocess.run([sys.executable, "-c", "\n".join(lines)], cwd=ROOT, timeout=60, check=False).returncode == 0
+
+
 NAMES = """
 import json, sys
 sys.argv[0] = {argv0!r}
