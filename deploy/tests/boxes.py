@@ -40,6 +40,10 @@ class Box:
         listed = do(*self.prefix(), "bash", "-c", "cat /proc/[0-9]*/cmdline | tr '\\0' ' '; echo")
         return [word for word in listed.split() if word.endswith(("/python", "main.py", "/keep"))]
 
+    def is_idle(self) -> bool:
+        """Returns whether no Python program runs in the box."""
+        return not self.processes()
+
     def kill_all(self) -> None:
         """Ends every process of the fleet at once, as a power failure does."""
         mine = "grep -lsz ^APEX_JAX_FLEET= /proc/[0-9]*/environ | cut -d / -f 3 | xargs kill -KILL"
