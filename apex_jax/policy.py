@@ -121,7 +121,7 @@ def _read_as_written(
 ) -> Iterator[None]:
     """Raises RunError for an exception of any type but `passed`: the files may describe any network.
 
-    `kind`: what they should be.
+    `kind`: of the files that were expected.
     """
     try:
         yield

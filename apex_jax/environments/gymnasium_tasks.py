@@ -50,7 +50,7 @@ def describe(config: Config) -> Description:
     environment, task = config.environment, config.environment.task
     adapted = make(task, environment.settings, seed=config.seed, layout=environment.observation_layout)
     metadata, has_pixels = adapted.metadata or {}, adapted.image is not None
-    if adapted.num_actions and not adapted.is_masked:  # only a first `info` says whether it has masks
+    if adapted.num_actions and not adapted.is_masked:  # only its first `info` shows whether it has masks
         adapted.reset(seed=config.seed)
         adapted.is_masked = adapted.info_has_mask
     with _reported(task):

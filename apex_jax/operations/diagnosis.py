@@ -176,7 +176,7 @@ def _old_weights(config: Config, values: Mapping[str, float], learning: bool) ->
 
 
 def _logs(config: Config, *roles: str) -> str:
-    """Returns where the messages of roles are: one process prints them where it was started."""
+    """Returns the place of the messages of these roles: log files, or the output of a run in one process."""
     files = " and ".join(f"{role}.log" for role in roles)
     return f"{files} in {config.directory}/logs" if config.processes == "many" else "the messages of this program"
 

@@ -1,4 +1,4 @@
-"""The progress of one process, for its status and its log: what it has done, how long ago, and what is wrong."""
+"""The progress of one process, for its status and its log: counts, the age of each, and warnings."""
 
 from __future__ import annotations
 

@@ -106,7 +106,7 @@ def _read(directory: str, role: str, kind: str) -> tuple[str, bytes]:
 
 
 def _is_of_a_volume(status: os.stat_result) -> bool:
-    """Returns whether root owns a file that only a group of ours can read, as `fsGroup` of Kubernetes makes it."""
+    """Returns whether root owns the file and only a group of this process can read it: `fsGroup` of Kubernetes."""
     is_ours = status.st_uid == 0 and status.st_gid in {os.getegid(), *os.getgroups()} - {0}
     return is_ours and not status.st_mode & 0o037
 
