@@ -5,6 +5,7 @@ diagnosis        finds problems of a run
 live_view        shows progress and problems in the terminal
 run_page         the page of a local run, served and as report.html (page.html)
 page_data        the data of that page
+fleet_page       the page of a fleet: `python main.py status --page`
 role_progress    the progress and the warnings of one process
 stopping         the lines printed when a user stops a run, and the loss if it ends unsaved
 status_page      the status of a process

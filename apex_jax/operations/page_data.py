@@ -46,34 +46,34 @@ class RunLines:
 
     def __init__(self, run_directory: str) -> None:
         self._folder = Path(run_directory, "metrics")
-        self._processes: dict[Path, _ProcessLines] = {}
+        self._processes: dict[Path, tuple[MetricsFollower, KeptLines]] = {}
 
     def read(self) -> list[dict[str, Any]]:
         """Returns the lines so far, with only the tags that the page shows."""
         for path in sorted(self._folder.glob("*.jsonl")):
-            self._processes.setdefault(path, _ProcessLines(path))
-        return [line for process in self._processes.values() for line in process.read()]
+            self._processes.setdefault(path, (MetricsFollower(path), KeptLines()))
+        for follower, kept in self._processes.values():
+            for line in follower.read_new():
+                kept.add(line)
+        return [line for _, kept in self._processes.values() for line in kept.lines]
 
 
-class _ProcessLines:
-    """Follows the metrics of one process."""
+class KeptLines:
+    """The metrics of one process: at most MOST_LINES lines, at equal distances from the first to the newest."""
 
-    def __init__(self, path: Path) -> None:
-        self._follower = MetricsFollower(path)
-        self._lines: list[dict[str, Any]] = []
-        self._count = 0  # lines read
+    def __init__(self) -> None:
+        self.lines: list[dict[str, Any]] = []
+        self._count = 0  # lines added
         self._stride = 1  # every line of this many is kept, the others are dropped
 
-    def read(self) -> list[dict[str, Any]]:
-        """Returns at most MOST_LINES lines, at equal distances from the beginning to the end of the run."""
-        for line in self._follower.read_new():
-            if self._count % self._stride == 0:
-                self._lines.append({tag: line[tag] for tag in line if tag in KEPT or tag.startswith(NAMED)})
-            self._count += 1
-        while len(self._lines) > MOST_LINES:
+    def add(self, line: Mapping[str, Any]) -> None:
+        """Adds a line, with only the tags that the page shows."""
+        if self._count % self._stride == 0:
+            self.lines.append({tag: line[tag] for tag in line if tag in KEPT or tag.startswith(NAMED)})
+        self._count += 1
+        if len(self.lines) > MOST_LINES:
             self._stride *= 2
-            self._lines = self._lines[::2]
-        return self._lines
+            self.lines = self.lines[::2]
 
 
 class OtherRuns:
@@ -121,7 +121,6 @@ def page_data(
     shown = dict(rows(progress)) if progress is not None else {}
     processes = shown.pop("processes", "")
     starts = read_starts(config.directory)
-    named = sorted({tag for line in lines for tag in line if tag.startswith(NAMED)})
     facts = {
         "directory": Path(config.directory).absolute().name,
         "command": shown_command(str(starts[-1].get("command") or "")) if starts else "",
@@ -138,7 +137,7 @@ def page_data(
         "poll_seconds": POLL_SECONDS,
         "warnings": list(progress.warnings) if progress is not None else [],
         "tiles": [_tile(name, text) for name, text in shown.items()],
-        "charts": _charts(config, curves_of(starts, lines, [*CURVES, *named]), others),
+        "charts": charts(starts, lines, config.metrics_interval_seconds, others),
         "facts": [[name, text] for name, text in facts.items() if text],
         "settings": [list(setting) for setting in chosen_settings(config)],
         "video": _video(config),
@@ -200,11 +199,18 @@ def _frame_rate(curve: Curve, interval_minutes: float) -> Curve:
     return Curve(frames[1:], minutes[1:], np.diff(frames) / np.diff(minutes) / 60)
 
 
-def _charts(config: Config, curves: Mapping[str, Curve], others: Mapping[str, Curve]) -> list[dict[str, Any]]:
-    """`others`: the evaluations of other runs."""
+def charts(
+    starts: Sequence[Mapping[str, Any]],
+    lines: Sequence[Mapping[str, Any]],
+    interval_seconds: float,
+    others: Mapping[str, Curve] = MappingProxyType({}),
+) -> list[dict[str, Any]]:
+    """Returns the charts of a page. `interval_seconds`: between two lines of a process."""
+    named = sorted({tag for line in lines for tag in line if tag.startswith(NAMED)})
+    curves = curves_of(starts, lines, [*CURVES, *named])
     returns = {"evaluation": curves[EVALUATION], "training, exploring": curves[TRAINING], **others}
     loss, updates = curves[LOSS], curves[UPDATE_RATE]
-    frames = _frame_rate(curves[REPLAY_SIZE], config.metrics_interval_seconds / 60)  # replay servers measure it
+    frames = _frame_rate(curves[REPLAY_SIZE], interval_seconds / 60)  # replay servers measure it
     loss = Curve(*(column[loss.returns > 0] for column in loss))  # the scale is logarithmic
     return [
         _chart("Return over time", "minutes", "return", returns),

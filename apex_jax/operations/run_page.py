@@ -59,9 +59,8 @@ class RunPage:
     def __enter__(self) -> RunPage:
         """Binds the port. Raises RunError if that fails."""
         if self._config.page_port >= 0:
-            listener = _listen(self._config.page_port)
-            self.address = f"http://{HOST}:{listener.getsockname()[1]}/"
-            self._server = HttpServer(listener, self._answer, "page", is_loopback=True)
+            fix = "choose another one, 0 for any that is free, or -1 for no page"
+            self._server, self.address = serve_page(self._config.page_port, "page_port=", fix, self._answer)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -94,11 +93,12 @@ class RunPage:
         return None if video is None else Answer(200, MEDIA[video.suffix], open(open_regular(video, os.O_RDONLY), "rb"))
 
 
-def _listen(port: int) -> socket.socket:
+def serve_page(port: int, key: str, fix: str, answer: Callable[[str], Answer | None]) -> tuple[HttpServer, str]:
+    """Returns the server of a page on this machine, and its address. `key`, `fix`: for the RunError if it fails."""
     try:
         listener = socket.create_server((HOST, port), backlog=BACKLOG)
     except OSError as error:
-        fix = "choose another one, 0 for any that is free, or -1 for no page"
-        raise RunError(f"page_port={port} cannot be served: {os.strerror(error.errno or 0)}; {fix}") from None
+        raise RunError(f"{key}{port} cannot be served: {os.strerror(error.errno or 0)}; {fix}") from None
     listener.setblocking(False)
-    return listener
+    server = HttpServer(listener, answer, "page", is_loopback=True)
+    return server, f"http://{HOST}:{listener.getsockname()[1]}/"

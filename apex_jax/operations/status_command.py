@@ -4,27 +4,30 @@ from __future__ import annotations
 
 import json
 import sys
+from argparse import ArgumentTypeError
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from apex_jax.host.argument_parser import Parser
 from apex_jax.host.errors import UsageError, short_repr
 from apex_jax.host.program import NAME
-from apex_jax.operations.status_summary import MAX_LINES, as_text, duration, line, problems, summary, warnings
+from apex_jax.operations.status_summary import (
+    MAX_LINES,
+    ProcessStatus,
+    as_text,
+    duration,
+    line,
+    problems,
+    summary,
+    warnings,
+)
 from apex_jax.transport.status_link import StatusError, fetch
 
 ANSWER_SECONDS = 4.0  # so that the command, with the start of Python, ends within 5 seconds
 HEAD = ("role", "name", "pid", "healthy", "uptime_seconds", "progress_age_seconds")  # shown in the first line
 ASKED_AT_ONCE = 64  # addresses
-
-
-class _Answer(NamedTuple):
-    name: str  # as given, or as the process reports it
-    address: str
-    content: dict[str, Any] | None
-    error: str  # why there is no content
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -36,13 +39,16 @@ def run(arguments: Sequence[str]) -> int:
     named = [_named(text) for text in [*options.addresses, *(_lines_of(options.fleet) if options.fleet else [])]]
     if not named:
         raise UsageError("status: give an ADDRESS, or a file of them with --fleet; see status --help")
+    if options.page is not None:
+        from apex_jax.operations.fleet_page import serve  # not at the top: a table needs no curves, which take a second
+
+        return serve(lambda: _ask_all(named), options.page)
     if len(named) == 1 and not options.fleet:
         healthy, content = fetch(named[0][1], ANSWER_SECONDS)
         print(json.dumps(content, indent=2) if options.json else "\n".join(table(healthy, content)))
         return 0 if healthy and not problems(content) else 1
-    with ThreadPoolExecutor(ASKED_AT_ONCE) as threads:
-        answers = list(threads.map(lambda each: _ask(*each), named))
-    wrong = [(answer.name, problem) for answer in answers for problem in _problems(answer)]
+    answers = _ask_all(named)
+    wrong = [(answer.name, problem) for answer in answers for problem in answer.problems]
     if options.json:
         json.dump({answer.address: answer.content for answer in answers}, sys.stdout, indent=2)
         print()
@@ -61,7 +67,7 @@ def table(healthy: bool, content: dict[str, Any]) -> list[str]:
     return [head, *_columns(list(summary(content))), "", *_columns(values)]
 
 
-def fleet_table(answers: Sequence[_Answer], wrong: Sequence[tuple[str, str]]) -> list[str]:
+def fleet_table(answers: Sequence[ProcessStatus], wrong: Sequence[tuple[str, str]]) -> list[str]:
     """Returns a row for each process, then the problems (`wrong`: name, text) and warnings, as printable lines."""
     lines: list[tuple[str, ...]] = [("process", "does", "speed", "progress", "address")]
     advice: list[tuple[str, str]] = []
@@ -72,22 +78,29 @@ def fleet_table(answers: Sequence[_Answer], wrong: Sequence[tuple[str, str]]) ->
     return parts + (["", "warnings", *_columns(advice)] if advice else [])
 
 
-def _ask(name: str, address: str) -> _Answer:
+def _ask_all(named: Sequence[tuple[str, str]]) -> list[ProcessStatus]:
+    with ThreadPoolExecutor(ASKED_AT_ONCE) as threads:
+        return list(threads.map(lambda each: _ask(*each), named))
+
+
+def _ask(name: str, address: str) -> ProcessStatus:
     try:
         _, content = fetch(address, ANSWER_SECONDS)
     except StatusError as error:
-        return _Answer(name or address, address, None, str(error))
-    return _Answer(name or short_repr(content.get("name")), address, content, "")
-
-
-def _problems(answer: _Answer) -> list[str]:
-    return [answer.error] if answer.content is None else problems(answer.content)[:MAX_LINES]
+        return ProcessStatus(name or address, address, None, str(error))
+    return ProcessStatus(name or short_repr(content.get("name")), address, content, "")
 
 
 def _named(text: str) -> tuple[str, str]:
     """Returns the name, empty if none is given, and the address of ADDRESS or NAME=ADDRESS."""
     name, separator, address = text.partition("=")
     return (name, address) if separator and "://" not in name else ("", text)
+
+
+def _port(text: str) -> int:
+    if not (text.isdecimal() and int(text) < 2**16):
+        raise ArgumentTypeError(f"{short_repr(text)} is no port: give 0 (any that is free) to 65535")
+    return int(text)
 
 
 def _lines_of(file: str) -> list[str]:
@@ -127,5 +140,7 @@ def _parser() -> Parser:
     what = "addresses.status of a process; NAME, such as learner, is shown for one that does not answer"
     parser.add_argument("addresses", nargs="*", metavar="[NAME=]ADDRESS", help=what)
     parser.add_argument("--fleet", metavar="FILE", help="a file with such an address in each line")
+    page = "serve a page of them on this machine, until Ctrl-C (default: a free port)"
+    parser.add_argument("--page", metavar="PORT", nargs="?", type=_port, const=0, help=page)
     parser.add_argument("--json", action="store_true", help="print the reports as they came, by address if several")
     return parser

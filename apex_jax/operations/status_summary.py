@@ -29,6 +29,20 @@ STEADY = ("updates", "frames", "segments", "batches")  # counts of a report that
 LINE_CHARACTERS = 400  # of an error or a warning
 
 
+class ProcessStatus(NamedTuple):
+    """The answer of a process to a request for its status."""
+
+    name: str  # as given, or as the process reports it
+    address: str
+    content: dict[str, Any] | None
+    error: str  # why there is no content
+
+    @property
+    def problems(self) -> list[str]:
+        """What keeps the process from its work, at most MAX_LINES lines."""
+        return [self.error] if self.content is None else problems(self.content)[:MAX_LINES]
+
+
 def summary(content: dict[str, Any]) -> Iterator[tuple[str, str]]:
     """Yields (label, text) pairs; the peer may have put anything into its report."""
     states, reports = _dict(content, "roles"), _dict(content, "reports")
@@ -81,6 +95,17 @@ def duration(seconds: Any) -> str:
     return str(timedelta(seconds=int(seconds))) if is_sane else short_repr(seconds)
 
 
+def metrics(content: dict[str, Any]) -> dict[str, float]:
+    """Returns the newest values of a process by tag."""
+    return {tag: value for tag, value in _dict(content, "metrics").items() if is_number(value)}
+
+
+def frames(content: dict[str, Any]) -> float:
+    """Returns the frames of the run, as the process knows them; 0 if it does not."""
+    number = content.get("environment_frames")
+    return number if is_number(number) else 0
+
+
 def line(content: dict[str, Any]) -> tuple[str, str, str]:
     """Returns what a process does now, how fast, and how much it has done and saved, each with its age."""
     checkpoint = {"checkpoint": _dict(content, "checkpoint").get("age_seconds")}
@@ -89,8 +114,8 @@ def line(content: dict[str, Any]) -> tuple[str, str, str]:
 
 
 def _speeds(content: dict[str, Any]) -> list[str]:
-    metrics = _metrics(content)
-    speeds = [f"{as_text(tag, float(metrics[tag]))} {unit}" for tag, unit in SPEEDS.items() if tag in metrics]
+    values = metrics(content)
+    speeds = [f"{as_text(tag, float(values[tag]))} {unit}" for tag, unit in SPEEDS.items() if tag in values]
     if is_number(steps := content.get("steps_per_second")):  # of the evaluator
         speeds.append(f"{as_text('', steps)} steps/s")
     return speeds
@@ -101,21 +126,21 @@ def _progress(content: dict[str, Any]) -> list[str]:
 
 
 def _ages(content: dict[str, Any]) -> dict[str, Any]:
-    copy = _metrics(content).get("storage/copy_age_seconds")  # on object storage
+    copy = metrics(content).get("storage/copy_age_seconds")  # on object storage
     return {"weights": content.get("weights_age_seconds"), "copy": copy}
 
 
 def _rows(content: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    metrics = _metrics(content)
+    values = metrics(content)
     if activity := _activity(content):
         yield "now", activity
-    waits = [metrics[tag] for tag in ("learner/wait_seconds_share", "actor/wait_seconds_share") if tag in metrics]
+    waits = [values[tag] for tag in ("learner/wait_seconds_share", "actor/wait_seconds_share") if tag in values]
     if speeds := [*_speeds(content), *(f"waits {share:.0%} of the time" for share in waits)]:
         yield "speed", ", ".join(speeds)
     progress = _progress(content)
     names = ("environment_frames",) if progress else ("updates", "environment_frames")
     counts = {name: content.get(name) for name in names}
-    counts["transitions in the replay"] = metrics.get("replay/size_transitions")
+    counts["transitions in the replay"] = values.get("replay/size_transitions")
     progress += [f"{as_text('', n)} {name.replace('_', ' ')}" for name, n in counts.items() if is_number(n)]
     if (version := content.get("weights_version")) is not None:
         progress.append(f"weights version {short_repr(version)}")
@@ -139,7 +164,7 @@ def _activity(content: dict[str, Any]) -> str:
     if not isinstance(role, str) or role not in ACTIVITIES:
         return ""
     tag, works, waits = ACTIVITIES[role]
-    if _metrics(content).get(tag, 0.0) > 0:
+    if metrics(content).get(tag, 0.0) > 0:
         return works
     missing = _missing(content)
     return f"waits for {', '.join(missing)}" if missing else waits
@@ -214,10 +239,6 @@ def _peer(name: str, value: Any) -> str:
     if isinstance(value, dict) or value is None:
         return f"{name} joined" if value else f"no {name}"
     return f"{name.replace('_', ' ')} {as_text('', value)}"
-
-
-def _metrics(content: dict[str, Any]) -> dict[str, float]:
-    return {tag: value for tag, value in _dict(content, "metrics").items() if is_number(value)}
 
 
 def _dict(content: dict[str, Any], name: str) -> dict[str, Any]:

@@ -1,0 +1,80 @@
+"""The page of a fleet: what its processes report, each as a tile, and their metrics in the charts of a run."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from apex_jax.host.errors import short_repr
+from apex_jax.operations.page_data import POLL_SECONDS, KeptLines, charts
+from apex_jax.operations.run_page import document, serve_page
+from apex_jax.operations.status_summary import MAX_LINES, ProcessStatus, frames, line, metrics, warnings
+from apex_jax.process import StopSignal
+from apex_jax.transport.http_link import Answer
+
+
+class FleetPage:
+    """Collects the reports of a fleet's processes, from the start of the command on."""
+
+    def __init__(self) -> None:
+        self._lines: dict[str, KeptLines] = {}  # by address
+        self._newest: dict[str, Mapping[str, float]] = {}
+        self.data: dict[str, Any] = {}
+
+    def update(self, statuses: Sequence[ProcessStatus]) -> None:
+        """Shows these from now on."""
+        step = max((frames(status.content) for status in statuses if status.content is not None), default=0)
+        for status in statuses:
+            values = metrics(status.content or {})
+            if values and values != self._newest.get(status.address):  # a process writes them only at times
+                self._newest[status.address] = values
+                lines = self._lines.setdefault(status.address, KeptLines())
+                lines.add({"time": time.time(), "step": step, **values})
+        wrong = [f"{status.name}: {problem}" for status in statuses for problem in status.problems]
+        advice = [f"{each.name}: {text}" for each in statuses for text in warnings(each.content or {})[:MAX_LINES]]
+        kept = [line for lines in self._lines.values() for line in lines.lines]
+        self.data = {
+            "task": f"Fleet of {len(statuses)} processes",
+            "phase": f"{len(wrong)} problem{'s' * (len(wrong) > 1)}" if wrong else "works",
+            "share": None,
+            "written": time.strftime("%Y-%m-%d %H:%M:%S"),
+            "poll_seconds": POLL_SECONDS,
+            "warnings": [*wrong, *advice],
+            "tiles": [_tile(status) for status in statuses],
+            "charts": charts([], kept, POLL_SECONDS),
+            "facts": [[status.name, f"{status.address}  {_run_of(status)}"] for status in statuses],
+            "settings": [],
+            "video": None,
+        }
+
+    def answer(self, path: str) -> Answer | None:
+        """Answers a request for the page, or for its data."""
+        if path == "/":
+            return Answer(200, "text/html; charset=utf-8", document(self.data).encode())
+        return Answer(200, "application/json", json.dumps(self.data).encode()) if path == "/data.json" else None
+
+
+def serve(ask: Callable[[], Sequence[ProcessStatus]], port: int) -> int:
+    """Serves the page on this machine until SIGINT or SIGTERM; returns the exit code. Raises RunError."""
+    page, stop = FleetPage(), StopSignal()
+    stop.install()
+    page.update(ask())
+    server, address = serve_page(port, "status: --page ", "choose another port, or 0 for any that is free", page.answer)
+    print(f"Watch the fleet at {address}; Ctrl-C ends the page, not the fleet", flush=True)
+    try:
+        while not stop.wait(POLL_SECONDS):
+            page.update(ask())
+    finally:
+        server.close()
+    return stop.exit_code
+
+
+def _tile(status: ProcessStatus) -> dict[str, str]:
+    does, speed, progress = line(status.content) if status.content is not None else ("unreachable", "", "")
+    return {"name": status.name, "value": does, "detail": "; ".join(filter(None, (speed, progress)))}
+
+
+def _run_of(status: ProcessStatus) -> str:
+    return short_repr(status.content["run"]) if status.content is not None and "run" in status.content else ""
