@@ -20,6 +20,7 @@ from apex_jax.export.folder import exported_config, write_files
 from apex_jax.host.errors import RunError, UsageError
 from apex_jax.policy import load_agent
 from apex_jax.run.params_file import read_metadata
+from tests.rigs.runs import ROOT
 from tests.rigs.saved_runs import save_best, save_run
 
 EVALUATION = {"time": 1795594958.0, "updates": 2, "exploration": 0.05, "returns": [1.0, 0.0, -1.0, 1.0]}
@@ -63,6 +64,12 @@ def test_the_configuration_is_that_of_the_run_without_its_paths(run: Path, folde
     assert not re.search("run_directory|url|keys|tcp://", text)
     assert exported_config(config_of(json.loads(text))) == exported_config(load_agent(run, None, {}).config)
     assert json.loads(read_metadata(folder / "model.safetensors")["config"]) == json.loads(text)
+
+
+def test_no_file_names_a_folder_of_this_machine(run: Path, folder: Path) -> None:
+    for path in folder.iterdir():
+        content = path.read_bytes()
+        assert not [where for where in (ROOT, sys.prefix, run) if str(where).encode() in content], path.name
 
 
 def test_load_policy_acts_with_the_folder_bit_for_bit_as_with_the_run(run: Path, folder: Path) -> None:
