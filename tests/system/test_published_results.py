@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from apex_jax import load_policy
 from apex_jax.environments.atari_scores import ATARI_SCORES
 from apex_jax.plotting.packed_runs import read_packed
 from apex_jax.plotting.plot_command import groups_of
@@ -51,6 +52,16 @@ def test_published_ablations_are_those_of_the_published_runs(tmp_path: Path) -> 
 @pytest.mark.long
 def test_scores_are_those_of_the_published_runs() -> None:
     assert scores.FILE.read_text() == scores.table(), "run: python -m results.scores"
+
+
+@pytest.mark.parametrize("folder", sorted(ROOT.glob("results/*/policy")), ids=lambda path: path.parent.name)
+def test_trained_agent_loads_acts_and_is_small(folder: Path) -> None:
+    policy = load_policy(folder)
+    spec = policy.environment_spec.spec
+    action, value = policy.act(np.zeros((spec.frame_stack, *spec.frame_shape), spec.frame_dtype))
+    assert spec.action.low <= np.min(action) <= np.max(action) <= spec.action.high
+    assert np.isfinite(value)
+    assert sum(path.stat().st_size for path in folder.iterdir()) < 1_000_000
 
 
 # The suite of games -----------------------------------------------------------------------------------------------
