@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from deploy.tests.tools import TERRAFORM, Terraform, copy_of_terraform
 from tests.rigs.processes import ROOT
@@ -53,6 +54,14 @@ def test_configuration_is_valid(terraform: Terraform) -> None:
 def test_terraform_test(terraform: Terraform, file: str) -> None:
     said = terraform.run("test", "-no-color", f"-filter=tests/{file}", seconds=600)
     assert re.search(r"^Success! [1-9]\d* passed, 0 failed\.", said, re.MULTILINE), said
+
+
+def test_estimate_knows_how_often_a_configuration_publishes_parameters() -> None:
+    (intervals,) = re.findall(r"publish_intervals += \{(.*?)\}", (TERRAFORM / "prices.tf").read_text())
+    known = {name: float(seconds) for name, seconds in re.findall(r'"(\S+)" = ([\d.]+)', intervals)}
+    for name in re.findall(r'config_file += "(\S+)"', (TERRAFORM / "presets.tf").read_text()):
+        config = yaml.safe_load((ROOT / "configs" / name).read_text())
+        assert known.get(name, 1.0) == config["learner"].get("publish_interval_seconds", 1.0)
 
 
 GUIDE = (ROOT / "deploy/README.md").read_text()
