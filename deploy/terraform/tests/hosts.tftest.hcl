@@ -127,9 +127,7 @@ run "disks_are_as_large_as_said" {
   }
 
   assert {
-    condition = join(" ", [
-      for template in [module.replay[0].template, module.learner.template, module.actor.template, module.evaluator[0].template] : template.volume.volume_size
-    ]) == "1040 100 20 20"
+    condition     = join(" ", [for host in [module.replay[0], module.learner, module.actor, module.evaluator[0]] : host.volume_gib]) == "1040 100 20 20"
     error_message = "Roles that are named have the given disk, the others the preset's."
   }
 }
