@@ -42,8 +42,6 @@ under_hardening() {
     rm "$key"
     as_unit apex-jax-results.service "$python" -c 'from deploy.host.results import client; client("s3", "us-east-1")'
     as_unit apex-jax-health.service "$python" -c "$health_check"
-    as_unit apex-jax-spot-watch.service "$python" -c 'import deploy.host.spot_watch'
-    as_unit apex-jax-spot-watch.service systemctl stop apex-jax@actor.service # not running, but the call is allowed
 }
 
 as_user "$python" -c 'import botocore, envpool, flax, jax, zmq; import apex_jax; print("imports: JAX", jax.__version__)'

@@ -13,10 +13,6 @@ variable "region" {
   description = "AWS region that the images are made for."
   default     = "us-east-1"
 
-  validation {
-    condition     = var.region != "" && regex_replace(var.region, "^[a-z]{2}(-[a-z]+)+-[0-9]$", "") == ""
-    error_message = "The region is a region's code, such as us-east-1."
-  }
   validation { # as for Terraform's `region`: in these clouds the owners of the base images have other account numbers
     condition     = regex_replace(var.region, "^(cn|us-gov|us-iso[a-z]*|eusc)-.*$", "") != ""
     error_message = "The region is none of China, GovCloud and other clouds of their own."
@@ -28,10 +24,6 @@ variable "cpu_instance_type" {
   description = "Instance that makes the CPU image."
   default     = "c7i.large"
 
-  validation {
-    condition     = var.cpu_instance_type != "" && regex_replace(var.cpu_instance_type, "^[a-z][a-z0-9-]*\\.[a-z0-9-]+$", "") == ""
-    error_message = "The type of the CPU image's instance is such as c7i.large."
-  }
   validation { # as for Terraform's `instance_types`
     condition     = regex_replace(var.cpu_instance_type, "^(a1\\.|mac2|[a-z]+[0-9]+[a-z-]*g).*$", "") != ""
     error_message = "The images are for x86: the CPU image's instance is no ARM (c7g, m7gd, t4g, a1), but such as c7i.large."
@@ -57,20 +49,10 @@ variable "kms_key_id" {
   type        = string
   description = "Key that encrypts the images; empty = the account's own for EBS."
   default     = ""
-
-  validation {
-    condition     = regex_replace(var.kms_key_id, "^(arn:aws[a-z-]*:kms:[a-z0-9-]+:[0-9]{12}:(key/[A-Za-z0-9-]+|alias/[A-Za-z0-9/_-]+)|alias/[A-Za-z0-9/_-]+|(mrk-)?[0-9a-f]{8}[0-9a-f-]{24,28})$", "") == ""
-    error_message = "The key is a key's id, its ARN (arn:aws:kms:REGION:ACCOUNT:key/ID) or its alias (alias/NAME), or empty."
-  }
 }
 
 variable "subnet_id" {
   type        = string
   description = "Subnet with a route to the internet, to install packages; empty = one of the default VPC, if the account has one."
   default     = ""
-
-  validation {
-    condition     = regex_replace(var.subnet_id, "^subnet-[0-9a-f]{8,17}$", "") == ""
-    error_message = "The subnet is subnet- and 8 to 17 hexadecimal digits, or empty."
-  }
 }

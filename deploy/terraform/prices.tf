@@ -1,6 +1,5 @@
-# The approximate price of an hour. Prices change: these are list prices of us-east-1 for Linux on demand, in US
-# dollars, entered by hand for 2026-11 (deploy/README.md says how to check them). Other regions cost up to 1.5 times as
-# much.
+# What a fleet costs, roughly. Prices change: these are list prices of us-east-1 for Linux on demand, in US dollars,
+# entered by hand for 2026-11. Other regions cost up to 1.5 times as much.
 
 locals {
   hourly_usd = {
@@ -13,26 +12,59 @@ locals {
     "c7i.2xlarge" = 0.357, "c6i.2xlarge" = 0.34, "c7a.2xlarge" = 0.4106, "c6a.2xlarge" = 0.306
     "m7i.xlarge"  = 0.2016, "m6i.xlarge" = 0.192, "m7i.2xlarge" = 0.4032, "m6i.2xlarge" = 0.384
   }
-  price_region       = "us-east-1"
-  spot_share         = 0.4  # of the on-demand price; an assumption, because spot prices change
-  endpoint_usd       = 0.01 # per interface endpoint and zone
-  gibibyte_hour_usd  = 0.08 / 730
-  watching_usd       = 7 * 0.3 / 730 + 60 * 0.01 / 1000             # per host: EC2's detailed metrics, and a report each minute
-  role_metrics_usd   = 3 * 0.3 / 730                                # per role, and per replay server: the metrics in the reports
-  monthly_fixed_usd  = 1 + (5 + 3 * local.replay_hosts) * 0.1 + 0.5 # KMS key, alarms, private zone
+  price_region = "us-east-1"
+  prices_known = alltrue([for role in local.roles : contains(keys(local.hourly_usd), local.instance_types[role][0])])
+  month_hours  = 730
+  spot_share   = 0.4 # of the on-demand price; an assumption, because spot prices change
+
   hosts              = { replay = local.replay_hosts, learner = 1, actor = local.actor_hosts, evaluator = var.evaluator ? 1 : 0 }
+  hosts_in_all       = sum(values(local.hosts))
   spot_percentage_of = { replay = 0, learner = 0, actor = var.actor_spot_percentage, evaluator = 100 }
+  instances_usd = sum([
+    for role in local.roles : local.hosts[role] * lookup(local.hourly_usd, local.instance_types[role][0], 0) *
+    (1 - (1 - local.spot_share) * local.spot_percentage_of[role] / 100)
+  ])
 
-  role_usd = {
-    for role in local.roles : role => local.hosts[role] * (
-      lookup(local.hourly_usd, local.instance_types[role][0], 0) * (1 - (1 - local.spot_share) * local.spot_percentage_of[role] / 100)
-      + local.volume_gib[role] * local.gibibyte_hour_usd + local.watching_usd
-    ) + (role == "replay" ? local.replay_hosts : min(1, local.hosts[role])) * local.role_metrics_usd
-  }
-  endpoints_usd = length(local.interface_endpoints) * length(local.subnet_ids) * local.endpoint_usd
-  prices_known  = alltrue([for role in local.roles : contains(keys(local.hourly_usd), local.instance_types[role][0])])
-
-  estimated_hourly_usd = !var.running ? local.monthly_fixed_usd / 730 : (
-    sum(values(local.role_usd)) + local.endpoints_usd + local.monthly_fixed_usd / 730
+  # The program's figures (docs/scaling.md): bytes of the paper's parameters; of a transition at most; transitions a
+  # second of one of the paper's environments. A checkpoint holds the parameters, the target's, and two moments.
+  weights_gb        = 0.0132
+  experience_gb     = local.actor_hosts * local.actor_host_environments * 35 * 192 * 3600 / 1e9 # in an hour
+  publish_intervals = { "atari.yaml" = 0.3, "paper.yaml" = 2.9 }                                # seconds; 1 is the default
+  publish_seconds = try(
+    tonumber(local.settings["learner.publish_interval_seconds"]), lookup(local.publish_intervals, local.config_file, 1)
   )
+
+  # The bucket holds what is replaced for another day, and checkpoints, one in 5 minutes, for a week (storage.tf).
+  bucket_gb = 24 * local.experience_gb + 7 * 24 * 12 * 4 * local.weights_gb
+
+  # Each side of a zone's border pays 0.01 for a GB. Replay and learner are in the first zone; actors and evaluator are
+  # spread evenly. An actor host takes each version of the parameters, uncompressed; the evaluator takes one a minute.
+  zones         = local.own_vpc ? length(local.zone_names) : length(var.subnet_ids)
+  outside       = (local.zones - 1) / max(1, local.zones) # share of actors and evaluator in other zones
+  weights_sent  = local.actor_hosts * 3600 / local.publish_seconds + local.hosts.evaluator * 60
+  traffic_gb    = local.outside * (local.weights_sent * local.weights_gb + local.experience_gb)
+  traffic_usd   = local.traffic_gb * (0.01 + 0.01)
+  endpoints_usd = local.own_vpc ? 0.01 * length(local.api_actions) * local.zones : 0
+  # Of each 1,000: of a host 60 reports an hour to CloudWatch, and, unless it is an actor, 300 writes to S3.
+  requests_usd   = (60 * 0.01 * local.hosts_in_all + 300 * 0.005 * (local.hosts_in_all - local.actor_hosts)) / 1000
+  metered_hourly = local.instances_usd + local.endpoints_usd + local.requests_usd + local.traffic_usd
+
+  # Paid also by a stopped fleet: KMS key, private zone, 80 GB of snapshots of the two images.
+  stopped_month = 1 + 0.5 + 80 * 0.05
+  # A host logs some 0.05 GB, which are written, kept, and sent through an endpoint.
+  names_in_all = local.replay_hosts + length([for role, hosts in local.hosts : role if role != "replay" && hosts > 0])
+  running_month = local.stopped_month + local.month_hours * local.metered_hourly + sum([
+    0.08 * sum([for role in local.roles : local.hosts[role] * local.volume_gib[role]]), # disks
+    0.3 * 3 * local.names_in_all,                                                       # reported metrics
+    0.1 * (5 + 3 * local.replay_hosts),                                                 # alarms
+    0.05 * local.hosts_in_all * (0.5 + 0.03 + 0.01),
+    0.023 * local.bucket_gb,
+  ])
+
+  estimated_usd = {
+    hour          = format("%.2f", local.running_month / local.month_hours)
+    month         = format("%.0f", local.running_month)
+    month_traffic = format("%.0f", local.traffic_usd * local.month_hours)
+    month_stopped = format("%.0f", local.stopped_month)
+  }
 }

@@ -13,8 +13,3 @@ module "replay" {
 
   depends_on = [terraform_data.host_needs]
 }
-
-moved { # a fleet of the version that had one replay server keeps it
-  from = module.replay
-  to   = module.replay[0]
-}

@@ -81,8 +81,8 @@ locals {
   units = {
     replay    = ["apex-jax@replay.service", "apex-jax-health.timer", "apex-jax-results.timer"]
     learner   = ["apex-jax@learner.service", "apex-jax-health.timer", "apex-jax-results.timer"]
-    actor     = ["apex-jax@actor.service", "apex-jax-health.timer", "apex-jax-spot-watch.service"]
-    evaluator = ["apex-jax@evaluator.service", "apex-jax-health.timer", "apex-jax-results.timer", "apex-jax-spot-watch.service"]
+    actor     = ["apex-jax@actor.service", "apex-jax-health.timer"]
+    evaluator = ["apex-jax@evaluator.service", "apex-jax-health.timer", "apex-jax-results.timer"]
   }
 
   user_data = {

@@ -3,8 +3,8 @@
 resource "terraform_data" "rules" {
   lifecycle {
     precondition {
-      condition     = local.own_vpc == (length(var.subnet_ids) == 0)
-      error_message = "vpc_id and subnet_ids go together: give both for an existing VPC, none for an own one."
+      condition     = alltrue([for given in [length(var.subnet_ids) > 0, var.endpoints_security_group_id != ""] : given != local.own_vpc])
+      error_message = "vpc_id, subnet_ids and endpoints_security_group_id go together: give all for an existing VPC, none for an own one."
     }
     precondition {
       condition     = local.own_vpc || length(var.zone_names) == 0
@@ -15,16 +15,8 @@ resource "terraform_data" "rules" {
       error_message = "zone_names: the region has only ${join(", ", data.aws_availability_zones.available.names)}."
     }
     precondition {
-      condition     = !local.own_vpc || length(var.zone_names) > 0 || length(data.aws_availability_zones.available.names) >= var.zones
-      error_message = "zones: the region has only ${join(", ", data.aws_availability_zones.available.names)}."
-    }
-    precondition {
       condition     = length(local.roles_without_type) == 0
       error_message = "The zone ${local.zone_names[0]} has no instance type of ${join(" and ", local.roles_without_type)}: name another zone first (zone_names), or other types (instance_types)."
-    }
-    precondition {
-      condition     = !local.own_vpc || local.hosts_at_most <= local.hosts_fitting[local.cidr_prefix]
-      error_message = "vpc_cidr: ${var.vpc_cidr} has addresses for ${local.hosts_fitting[local.cidr_prefix]} hosts in ${length(local.zone_names)} zones, and there may be ${local.hosts_at_most} at once: give a /${local.prefix_needed} or wider before the first apply (later it makes a new VPC: destroy first), or fewer actor_hosts."
     }
     precondition {
       condition     = local.ladder_environments >= local.actor_host_environments
@@ -41,22 +33,6 @@ resource "terraform_data" "rules" {
     precondition {
       condition     = local.replay_hosts % max(1, local.learner_devices) == 0
       error_message = "learner_devices: ${local.learner_devices} GPUs do not divide replay_hosts = ${local.replay_hosts}, of which each needs as many as the others: give replay_hosts = ${local.learner_devices}, or fewer GPUs."
-    }
-    precondition {
-      condition     = local.finds_interfaces == (var.endpoints_security_group_id != "")
-      error_message = "endpoints_security_group_id is for endpoints that the VPC has (create_endpoints = false, existing_endpoints), and needed there."
-    }
-    precondition {
-      condition     = var.create_endpoints || !local.own_vpc
-      error_message = "create_endpoints = false needs an existing VPC (vpc_id): a VPC of its own has no other way to AWS."
-    }
-    precondition {
-      condition     = length(var.existing_endpoints) == 0 || (var.create_endpoints && !local.own_vpc)
-      error_message = "existing_endpoints are of an existing VPC (vpc_id), and beside create_endpoints = true: without it, all exist."
-    }
-    precondition {
-      condition     = (length(var.route_table_ids) > 0) == (!local.own_vpc && contains(local.services_made, "s3"))
-      error_message = "route_table_ids is for S3's endpoint in an existing VPC, and needed there, unless it has one (existing_endpoints, create_endpoints)."
     }
     precondition {
       condition     = alltrue([for bucket in data.aws_s3_bucket.given : bucket.region == var.region])

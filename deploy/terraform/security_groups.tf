@@ -9,14 +9,7 @@ locals {
     evaluator-weights = { client = "evaluator", server = "learner", port = local.ports.weights }
   }
 
-  # Security groups of the endpoints, made by the fleet or found in the VPC; every role may connect to each of them.
-  endpoints_group_ids = merge(
-    { for group in aws_security_group.endpoints : "made" => group.id },
-    { for id in toset([var.endpoints_security_group_id]) : "found" => id if local.finds_interfaces },
-  )
-  roles_to_endpoints = {
-    for pair in setproduct(keys(local.endpoints_group_ids), local.roles) : "${pair[0]}-${pair[1]}" => { whose = pair[0], role = pair[1] }
-  }
+  endpoints_group_id = local.own_vpc ? aws_security_group.endpoints[0].id : var.endpoints_security_group_id
 }
 
 resource "aws_security_group" "role" {
@@ -34,7 +27,7 @@ resource "aws_security_group" "role" {
 }
 
 resource "aws_security_group" "endpoints" {
-  count = local.makes_interfaces ? 1 : 0
+  count = local.own_vpc ? 1 : 0
 
   name        = "${var.name}-endpoints"
   description = "VPC endpoints of the fleet ${var.name}"
@@ -69,21 +62,21 @@ resource "aws_vpc_security_group_egress_rule" "link" {
 }
 
 resource "aws_vpc_security_group_ingress_rule" "endpoints" {
-  for_each = local.roles_to_endpoints
+  for_each = local.roles
 
-  security_group_id            = local.endpoints_group_ids[each.value.whose]
-  referenced_security_group_id = aws_security_group.role[each.value.role].id
-  description                  = "AWS APIs for ${each.value.role}"
+  security_group_id            = local.endpoints_group_id
+  referenced_security_group_id = aws_security_group.role[each.key].id
+  description                  = "AWS APIs for ${each.key}"
   ip_protocol                  = "tcp"
   from_port                    = 443
   to_port                      = 443
 }
 
 resource "aws_vpc_security_group_egress_rule" "endpoints" {
-  for_each = local.roles_to_endpoints
+  for_each = local.roles
 
-  security_group_id            = aws_security_group.role[each.value.role].id
-  referenced_security_group_id = local.endpoints_group_ids[each.value.whose]
+  security_group_id            = aws_security_group.role[each.key].id
+  referenced_security_group_id = local.endpoints_group_id
   description                  = "AWS APIs"
   ip_protocol                  = "tcp"
   from_port                    = 443

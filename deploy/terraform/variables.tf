@@ -275,13 +275,8 @@ variable "delete_results" {
 
 variable "log_retention_days" {
   type        = number
-  description = "How long logs are kept, in days."
+  description = "How long logs are kept, in days: 1, 3, 5, 7, 14, 30, 60, 90 or what else CloudWatch takes."
   default     = 30
-
-  validation {
-    condition     = contains([1, 3, 5, 7, 14, 30, 60, 90, 120, 150, 180, 365, 400, 545, 731], var.log_retention_days)
-    error_message = "log_retention_days: 1, 3, 5, 7, 14, 30, 60, 90, 120, 150, 180, 365, 400, 545 or 731."
-  }
 }
 
 variable "alarm_email" {

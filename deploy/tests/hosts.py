@@ -28,28 +28,23 @@ def do(*command: str | Path, seconds: float = 60) -> str:
 
 
 class Bridge:
-    """The subnet, and the metadata service with each host's address and spot notice."""
+    """The subnet, and the metadata service with each host's address."""
 
     def __init__(self) -> None:
         self.name = f"apex{os.getpid() % 10**6}"
-        self.spot_notices: set[str] = set()  # addresses
 
     def __enter__(self) -> Bridge:
         do("ip", "link", "add", self.name, "type", "bridge")
         do("ip", "address", "add", f"{GATEWAY}/24", "dev", self.name)
         do("ip", "link", "set", self.name, "up")
-        bridge = self
 
         class Metadata(BaseHTTPRequestHandler):
             def do_PUT(self) -> None:
                 self._say(200, "token")
 
             def do_GET(self) -> None:
-                address = self.client_address[0]
                 if self.path.endswith("/local-ipv4"):
-                    self._say(200, address)
-                elif self.path.endswith("/spot/instance-action") and address in bridge.spot_notices:
-                    self._say(200, '{"action": "terminate"}')
+                    self._say(200, self.client_address[0])
                 else:
                     self._say(404, "")
 

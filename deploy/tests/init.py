@@ -27,7 +27,6 @@ UNITS = Path("/etc/systemd/system")
 REQUESTS = Path("/var/tmp/systemctl")  # where the stand-in for systemctl leaves what it is asked
 SYSTEMCTL = f"""#!/bin/sh
 echo "$@" >>{REQUESTS}
-if [ "$1" = stop ]; then while [ ! -e {REQUESTS}.stopped ]; do sleep 0.1; done; fi
 """
 
 
@@ -128,7 +127,7 @@ def identity(user: str) -> dict[str, Any]:
 
 
 class Init:
-    """Starts and stops units as they are asked for."""
+    """Starts and restarts units as they are asked for, and ends them at shutdown."""
 
     def __init__(self, timer_seconds: float) -> None:
         self._timer_seconds = timer_seconds
@@ -144,11 +143,11 @@ class Init:
                 action, *rest = line.split()
                 names = [word for word in rest if not word.startswith("--")]
                 for name in names:
-                    {"enable": self.start, "restart": self.restart, "stop": self.stop}[action](name)
+                    {"enable": self.start, "restart": self.restart}[action](name)
             done = len(lines)
             self._ending.wait(0.1)
         for name in list(self._started):
-            self.stop(name)
+            self._end(name)
 
     def start(self, name: str) -> None:
         if name.endswith(".timer"):
@@ -158,11 +157,6 @@ class Init:
         thread = threading.Thread(target=self._after_required, args=(unit,))
         self._started[name] = (unit, thread)
         thread.start()
-
-    def stop(self, name: str) -> None:
-        if name in self._started:
-            self._end(name)
-            Path(f"{REQUESTS}.stopped").touch()
 
     def restart(self, name: str) -> None:
         """Restarts the unit and the units that require it."""

@@ -16,7 +16,6 @@ pytestmark = [pytest.mark.deploy, pytest.mark.timeout(900)]
 
 BUCKET, FOREIGN_BUCKET = "my-results", "far-results"
 CHECKPOINT = "runs/run-1/learner/checkpoints/200/state"
-GROUPS = ("replay", "replay-1", "learner", "actor", "evaluator")
 
 
 class Given(NamedTuple):
@@ -24,7 +23,7 @@ class Given(NamedTuple):
 
     vpc_id: str
     subnet_ids: list[str]
-    route_table_id: str
+    group_id: str  # of the endpoints that the VPC has
 
     @property
     def variables(self) -> tuple[str, ...]:
@@ -32,7 +31,7 @@ class Given(NamedTuple):
         return (
             f"-var=vpc_id={self.vpc_id}",
             f"-var=subnet_ids=[{subnets}]",
-            f'-var=route_table_ids=["{self.route_table_id}"]',
+            f"-var=endpoints_security_group_id={self.group_id}",
         )
 
 
@@ -41,6 +40,7 @@ class Applied(NamedTuple):
 
     fleet: Fleet
     given: Given
+    before: Any  # state of what was given
 
     def ec2(self) -> Any:
         return aws(self.fleet.url, "ec2")
@@ -48,19 +48,20 @@ class Applied(NamedTuple):
     def variables(self, bucket: str = BUCKET) -> tuple[str, ...]:
         return (*self.given.variables, f"-var=bucket={bucket}", "-var=replay_hosts=2")
 
-    def state_of_what_was_given(self) -> Any:
-        """Returns VPCs, subnets, their routes, and what is in the bucket, as AWS describes them."""
-        ec2, s3 = self.ec2(), aws(self.fleet.url, "s3")
-        tables = ec2.describe_route_tables(RouteTableIds=[self.given.route_table_id])["RouteTables"]
-        subnets = ec2.describe_subnets(SubnetIds=self.given.subnet_ids)["Subnets"]
-        for subnet in subnets:
-            del subnet["AvailableIpAddressCount"]  # hosts have some
-        return (
-            ec2.describe_vpcs(VpcIds=[self.given.vpc_id])["Vpcs"],
-            subnets,
-            [route for route in tables[0]["Routes"] if "DestinationCidrBlock" in route],
-            [one["Key"] for one in s3.list_objects_v2(Bucket=BUCKET)["Contents"]],
-        )
+
+def state(url: str, given: Given) -> Any:
+    """Returns VPC, subnets, security groups, and what is in the bucket, as AWS describes them."""
+    ec2, s3 = aws(url, "ec2"), aws(url, "s3")
+    of_vpc = [{"Name": "vpc-id", "Values": [given.vpc_id]}]
+    subnets = ec2.describe_subnets(SubnetIds=given.subnet_ids)["Subnets"]
+    for subnet in subnets:
+        del subnet["AvailableIpAddressCount"]  # hosts have some
+    return (
+        ec2.describe_vpcs(VpcIds=[given.vpc_id])["Vpcs"],
+        subnets,
+        ec2.describe_security_groups(Filters=of_vpc)["SecurityGroups"],
+        [one["Key"] for one in s3.list_objects_v2(Bucket=BUCKET)["Contents"]],
+    )
 
 
 def make(url: str) -> Given:
@@ -75,37 +76,36 @@ def make(url: str) -> Given:
         ]
         for number, zone in enumerate("ab")
     ]
-    route_table_id = ec2.create_route_table(VpcId=vpc_id)["RouteTable"]["RouteTableId"]
-    for subnet_id in subnet_ids:
-        ec2.associate_route_table(RouteTableId=route_table_id, SubnetId=subnet_id)
+    group_id = ec2.create_security_group(GroupName="endpoints", Description="of endpoints", VpcId=vpc_id)["GroupId"]
     s3 = aws(url, "s3")
     s3.create_bucket(Bucket=BUCKET)
     s3.put_object(Bucket=BUCKET, Key=CHECKPOINT, Body=b"of a run before")
     s3.create_bucket(Bucket=FOREIGN_BUCKET, CreateBucketConfiguration={"LocationConstraint": "eu-west-1"})
-    return Given(vpc_id, subnet_ids, route_table_id)
+    return Given(vpc_id, subnet_ids, group_id)
 
 
 @pytest.fixture(scope="module")
 def applied(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Applied]:
     folder = tmp_path_factory.mktemp("existing")
     with moto_server(folder) as url:
-        applied = Applied(Fleet(folder, url), make(url))
+        given = make(url)
+        applied = Applied(Fleet(folder, url), given, state(url, given))
         applied.fleet.apply(*applied.variables())
         yield applied
 
 
 def test_hosts_are_in_the_given_subnets(applied: Applied) -> None:
     zones = {role: {*group["VPCZoneIdentifier"].split(",")} for role, group in applied.fleet.groups().items()}
-    assert zones.keys() == {*GROUPS}
+    assert zones.keys() == {"replay", "replay-1", "learner", "actor", "evaluator"}
     assert zones["actor"] == {*applied.given.subnet_ids}
     assert zones["replay"] == zones["replay-1"] == zones["learner"] == {applied.given.subnet_ids[0]}
 
 
-def test_endpoints_are_made_in_the_given_vpc_and_that_of_s3_in_its_route_table(applied: Applied) -> None:
-    found = {one["ServiceName"].split(".")[-1]: one for one in applied.ec2().describe_vpc_endpoints()["VpcEndpoints"]}
-    assert found.keys() == {"logs", "monitoring", "servicediscovery", "ssm", "ssmmessages", "s3"}
-    assert {one["VpcId"] for one in found.values()} == {applied.given.vpc_id}
-    assert found["s3"]["RouteTableIds"] == [applied.given.route_table_id]
+def test_roles_reach_the_endpoints_that_the_vpc_has_and_no_others_are_made(applied: Applied) -> None:
+    assert applied.ec2().describe_vpc_endpoints()["VpcEndpoints"] == []
+    groups = applied.ec2().describe_security_groups(GroupIds=[applied.given.group_id])["SecurityGroups"]
+    admitted = [(one["FromPort"], one["ToPort"], len(one["UserIdGroupPairs"])) for one in groups[0]["IpPermissions"]]
+    assert admitted == [(443, 443, 4)]
 
 
 def test_run_goes_into_the_given_bucket_and_no_other_is_made(applied: Applied) -> None:
@@ -138,14 +138,6 @@ def test_a_second_plan_has_nothing_to_change(applied: Applied) -> None:
 
 
 def test_destroy_leaves_existing_resources_unchanged(applied: Applied) -> None:
-    before = applied.state_of_what_was_given()
-    assert before[-1] == [CHECKPOINT]
     applied.fleet.destroy(*applied.variables(), "-var=delete_results=true")
-    assert applied.state_of_what_was_given() == before
+    assert state(applied.fleet.url, applied.given) == applied.before
     assert applied.fleet.groups() == {}
-    assert (
-        applied.ec2().describe_security_groups(Filters=[{"Name": "vpc-id", "Values": [applied.given.vpc_id]}])[
-            "SecurityGroups"
-        ][1:]
-        == []
-    )  # but for the VPC's own

@@ -74,7 +74,6 @@ GAMES = {
 GAME = GAMES[os.environ.get("APEX_JAX_FLEET_GAME", "Catch")]
 UNTIL_STOPPED = {"total_updates": "0", "total_minutes": "0"}
 BUCKET = "fleet-results"
-SPOT_NOTICE_SECONDS = 120.0  # from the notice to the end of the instance
 
 pytestmark = [
     pytest.mark.deploy,
@@ -88,7 +87,6 @@ class Fleet(NamedTuple):
 
     url: str
     hosts: Hosts
-    bridge: Bridge
 
     def all(self, role: str) -> list[Host]:
         return [host for host in self.hosts.all if host.role == role]
@@ -175,7 +173,7 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
             for name in HOSTS:
                 hosts.start(name)
             push_keys(url)  # after the hosts: they wait for them
-            yield Fleet(url, hosts, bridge)
+            yield Fleet(url, hosts)
 
 
 def push_keys(url: str, *arguments: str) -> None:
@@ -259,20 +257,6 @@ def test_fleet_learns_on_without_one_of_its_replay_servers_which_returns_with_it
     assert sizes(new, now)[0] > held / 2
     fleet.wait_for_progress(f"after the loss of {server}")
     assert new.is_up()
-
-
-def test_spot_notice_ends_an_actor_cleanly_before_its_instance_goes(fleet: Fleet) -> None:
-    host = fleet.of("actor")
-    fleet.bridge.spot_notices.add(host.address)
-    ended = "apex-jax@actor.service has ended: exit code 143"  # which the role gives, once it has answered SIGTERM
-    fleet.wait(lambda: ended in host.log(), "the end of the role", SPOT_NOTICE_SECONDS / 60)
-    assert "spot notice: " in host.log()
-    now = time.time()
-    fleet.wait(lambda: fleet.actors(now) == ACTORS - 1, "an actor less")
-    assert host.is_up()
-    assert host.log().count("apex-jax@actor.service has ended") == 1  # it was not started again
-    fleet.hosts.replace(host)
-    fleet.wait_for_progress("after a spot notice")
 
 
 def test_fleet_learns_on_with_keys_that_were_rotated(fleet: Fleet) -> None:

@@ -34,7 +34,6 @@ class Stub(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), Answer)
         self.pages: dict[str, str] = {}
         self.refused = 0  # questions without a token
-        self.asked: list[str] = []
 
     @property
     def url(self) -> str:
@@ -50,7 +49,6 @@ class Answer(BaseHTTPRequestHandler):
         self._say(200, TOKEN if self.path == "/latest/api/token" else "")
 
     def do_GET(self) -> None:
-        self.server.asked.append(self.path)
         if self.path.startswith("/latest/") and self.headers.get("X-aws-ec2-metadata-token") != TOKEN:
             self.server.refused += 1
             self._say(401, "")
@@ -181,40 +179,6 @@ def test_boot_does_nothing_on_a_machine_outside_of_aws() -> None:
 def test_boot_names_the_settings_that_the_environment_file_lacks() -> None:
     done = run("deploy.host.boot", APEX_JAX_KEY_PATH=PATH)
     assert (done.returncode, done.stderr) == (2, "error: the environment file lacks 'APEX_JAX_KEY_FILES'\n")
-
-
-def test_spot_notice_stops_the_role_and_nothing_before_it_does(stub: Stub, tmp_path: Path) -> None:
-    systemctl = tmp_path / "systemctl"
-    systemctl.write_text(f'#!/bin/sh\necho "$@" >>{tmp_path}/called\n')
-    systemctl.chmod(0o755)
-    environment = {
-        "APEX_JAX_ROLE": "actor",
-        "APEX_JAX_METADATA_URL": stub.url,
-        "APEX_JAX_POLL_SECONDS": "0.1",
-        "PATH": f"{tmp_path}:{os.environ['PATH']}",
-    }
-    with subprocess.Popen(**command("deploy.host.spot_watch", **environment)) as watch:
-        try:
-            wait_until(lambda: len(stub.asked) >= 3)
-            assert not (tmp_path / "called").exists()
-            stub.pages["/latest/meta-data/spot/instance-action"] = '{"action": "terminate"}'
-            assert watch.wait(60) == 0
-        finally:
-            watch.kill()
-    assert (tmp_path / "called").read_text() == "stop apex-jax@actor.service\n"
-    assert stub.refused == 0
-
-
-def test_spot_watch_goes_on_while_the_metadata_service_is_unreachable(stub: Stub, tmp_path: Path) -> None:
-    nobody = "http://127.0.0.1:9"
-    log = tmp_path / "log"
-    environment = {"APEX_JAX_ROLE": "actor", "APEX_JAX_METADATA_URL": nobody, "APEX_JAX_POLL_SECONDS": "0.1"}
-    with open(log, "w") as out, subprocess.Popen(**command("deploy.host.spot_watch", **environment), stderr=out) as one:
-        try:
-            wait_until(lambda: "asking again" in log.read_text())
-            assert one.poll() is None
-        finally:
-            one.kill()
 
 
 @pytest.mark.parametrize(("role", "healthy"), [("replay", True), ("actor", False), ("replay-1", True)])

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import re
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 
@@ -77,104 +75,6 @@ def programs(folder: Path, **lines: str) -> str:
         path.write_text(f"#!/bin/sh\n{line}\n")
         path.chmod(0o755)
     return f"PATH={folder}:{os.environ['PATH']}"
-
-
-class Tried(NamedTuple):
-    """The commands that the test of an image ran by systemd."""
-
-    properties: list[str]
-    command: list[str]
-
-
-NOT_HARDENING = {
-    "Type", "RemainAfterExit", "EnvironmentFile", "ExecStart", "ExecStopPost", "StandardOutput", "StandardError",
-    "Restart", "RestartSec", "RestartPreventExitStatus", "SuccessExitStatus", "TimeoutStartSec", "WatchdogSec",
-    "NotifyAccess", "KillSignal", "KillMode", "TimeoutStopSec",
-}  # fmt: skip
-
-
-def hardening(*files: str) -> list[str]:
-    """Returns the lines of units that say what their process may do."""
-    text = "".join((DEPLOY / "systemd" / file).read_text().partition("[Service]")[2] for file in files)
-    lines = re.findall(r"^\w+=.*$", re.sub(r"\[Install\]\n(\w+=.*\n)*", "", text), re.MULTILINE)
-    return [line for line in lines if line.partition("=")[0] not in NOT_HARDENING]
-
-
-def smoke_test(folder: Path, gpu_answer: int = 0) -> tuple[int, str, list[str]]:
-    """Runs the test of an image with stand-ins for all programs; returns exit code, last line, and the calls."""
-    units, called, root = DEPLOY / "systemd", folder / "called", folder / "root"
-    role = f"{units}/apex-jax@.service"
-    path = programs(
-        folder / "bin",
-        systemctl=f"""[ "$1" = cat ] || {{ echo systemctl "$@" >>{called}; exit; }}
-case $2 in
-    apex-jax@learner.service) cat {role} {units}/apex-jax@learner.service.d/gpu.conf ;;
-    apex-jax@*) cat {role} ;;
-    *) cat {units}/"$2" ;;
-esac""",
-        systemd_run=f'''for word in systemd-run "$@"; do echo "$word"; done >>{called}
-case "$*" in *JAX_PLATFORMS=cuda*) exit {gpu_answer} ;; esac
-while [ "${{1#--}}" != "$1" ]; do shift; done
-exec "$@"''',
-        nvidia_smi=f"echo nvidia-smi >>{called}",
-        runuser='shift 3; exec "$@"',
-        chown="",
-        install='for last; do :; done; touch "$last"',
-    )
-    for place in ("run/systemd/system", "opt/apex-jax/current/.venv/bin", "etc/apex-jax/keys", "var/lib/apex-jax"):
-        (root / place).mkdir(parents=True)
-    making = 'for word; do case $word in run_directory=*) mkdir -p "${word#*=}/checkpoints/1" ;; esac; done'
-    programs(root / "opt/apex-jax/current/.venv/bin", python=making)
-    script = re.sub(r"/(opt/apex-jax|run/systemd|etc/apex-jax|var/lib/apex-jax)", rf"{root}/\1", SMOKE_TEST.read_text())
-    code, said = say("env", path, "bash", "-c", script, "smoke_test", "--gpu")
-    left = [path for place in ("etc/apex-jax/keys", "var/lib/apex-jax") for path in (root / place).iterdir()]
-    assert left == []
-    return code, said.splitlines()[-1] if said else "", called.read_text().splitlines()
-
-
-def tried(called: list[str]) -> list[Tried]:
-    """Returns the commands that systemd has run, in order."""
-    found: list[Tried] = []
-    for line in called:
-        if line == "systemd-run":
-            found.append(Tried([], []))
-        elif line.startswith("--property="):
-            found[-1].properties.append(line.removeprefix("--property="))
-        elif found and not line.startswith("--"):
-            found[-1].command.append(line)
-    return found
-
-
-def test_image_is_tried_under_the_hardening_of_each_unit(tmp_path: Path) -> None:
-    code, said, called = smoke_test(tmp_path)
-    assert (code, said) == (0, "smoke test passed")
-    services = {path.name for path in (DEPLOY / "systemd").glob("*.service")}
-    assert len(services) == 5
-    for files in (*((name,) for name in services), ("apex-jax@.service", "apex-jax@learner.service.d/gpu.conf")):
-        commands = [one.command for one in tried(called) if one.properties == hardening(*files)]
-        assert commands, f"nothing is run as {files} would run it"
-        assert all(commands)
-    assert "systemctl stop apex-jax@actor.service" in called  # as a spot notice does
-    assert {"User=apex-jax", "NoNewPrivileges=yes", "CapabilityBoundingSet=", "ProtectKernelModules=yes"} <= {
-        *hardening("apex-jax@.service")
-    }
-
-
-def test_gpu_of_an_image_is_tried_under_the_hardening_of_the_learner(tmp_path: Path) -> None:
-    _, _, called = smoke_test(tmp_path)
-    properties = tried(called)[0].properties
-    assert [one for one in properties if one.startswith("PrivateDevices=")] == [
-        "PrivateDevices=yes",
-        "PrivateDevices=no",
-    ]
-    assert "ExecStartPre=+/usr/bin/nvidia-modprobe -c 0 -u" in properties
-    before = called[: called.index("nvidia-smi")]  # which makes the devices, too
-    assert len(tried(before)) == 1
-
-
-def test_image_whose_gpu_fails_is_not_kept(tmp_path: Path) -> None:
-    code, said, _ = smoke_test(tmp_path, gpu_answer=1)
-    assert (code, said) == (1, "")
 
 
 def test_agent_is_restarted_until_packer_has_connected(tmp_path: Path) -> None:

@@ -35,10 +35,6 @@ resource "aws_launch_template" "role" {
     }
   }
 
-  monitoring {
-    enabled = true
-  }
-
   dynamic "tag_specifications" {
     for_each = toset(["instance", "volume", "network-interface"])
 

@@ -18,13 +18,7 @@ output "group" {
   }
 }
 
-output "template" {
-  description = "The launch template as made: what tests read."
-  value = {
-    image_id          = aws_launch_template.role.image_id
-    user_data         = base64decode(aws_launch_template.role.user_data)
-    metadata_options  = aws_launch_template.role.metadata_options[0]
-    volume            = aws_launch_template.role.block_device_mappings[0].ebs[0]
-    network_interface = aws_launch_template.role.network_interfaces[0]
-  }
+output "volume_gib" {
+  description = "Size of a host's disk as made: what tests read."
+  value       = aws_launch_template.role.block_device_mappings[0].ebs[0].volume_size
 }

@@ -26,21 +26,11 @@ variable "subnet_ids" {
 variable "hosts" {
   description = "Number of hosts."
   type        = number
-
-  validation {
-    condition     = var.hosts >= 0 && floor(var.hosts) == var.hosts
-    error_message = "hosts: a whole number, 0 or more."
-  }
 }
 
 variable "spot_percentage" {
   description = "Share of the hosts that are spot instances, in percent."
   type        = number
-
-  validation {
-    condition     = var.spot_percentage >= 0 && var.spot_percentage <= 100
-    error_message = "spot_percentage: 0 to 100."
-  }
 }
 
 variable "only_one" {
