@@ -7,12 +7,13 @@ from typing import Any
 from deploy.tests.applied import NAME
 
 ACCOUNT = "123456789012"  # moto's
-LOGS = f"arn:aws:logs:us-east-1:{ACCOUNT}:log-group:/apex-jax/{NAME}/*"
+REGION = "eu-west-1"  # of the fleet
+LOGS = f"arn:aws:logs:{REGION}:{ACCOUNT}:log-group:/apex-jax/{NAME}/*"
 OWN_ACCOUNT = {"StringEquals": {"aws:PrincipalAccount": ACCOUNT}}
 KEY_POLICY: dict[str, tuple[dict[str, str], set[str], Any]] = {  # who may what with the fleet's key, and when
     "Account": ({"AWS": f"arn:aws:iam::{ACCOUNT}:root"}, {"kms:*"}, None),
     "Logs": (
-        {"Service": "logs.us-east-1.amazonaws.com"},
+        {"Service": f"logs.{REGION}.amazonaws.com"},
         {"kms:Encrypt", "kms:Decrypt", "kms:ReEncrypt*", "kms:GenerateDataKey*", "kms:DescribeKey"},
         {"ArnLike": {"kms:EncryptionContext:aws:logs:arn": LOGS}},
     ),

@@ -79,6 +79,11 @@ def test_every_entry_of_a_preset_has_a_variable_of_its_name() -> None:
     assert {"volume_gib", "instance_types", "actor_hosts"} <= {*entries} <= {*blocks("variable")}
 
 
+def test_printed_commands_know_every_variable_but_those_that_they_set() -> None:
+    choices = (TERRAFORM / "outputs.tf").read_text().partition("choices = {")[2].partition("}")[0]
+    assert {*re.findall(r"= var\.(\w+)", choices)} == {*blocks("variable")} - {"running", "delete_results"}
+
+
 GUIDE = (ROOT / "deploy/README.md").read_text()
 BLOCKS = "".join(re.findall(r"```bash\n(.*?)```", GUIDE, re.DOTALL))
 COMMANDS = [*re.findall(r"`([^`\n]+)`", GUIDE), *BLOCKS.splitlines()]

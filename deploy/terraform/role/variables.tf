@@ -10,6 +10,7 @@ variable "settings" {
     instance_profile_name = string
     security_group_id     = string
     tags                  = map(string)
+    run                   = string
   })
 
   validation {
@@ -31,6 +32,11 @@ variable "hosts" {
     condition     = var.hosts >= 0 && floor(var.hosts) == var.hosts
     error_message = "hosts: a whole number, 0 or more."
   }
+}
+
+variable "is_over" {
+  description = "Whether the run is over: then the group has no host, and the same maximum."
+  type        = bool
 }
 
 variable "spot_percentage" {

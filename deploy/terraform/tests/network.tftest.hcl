@@ -80,33 +80,6 @@ run "private" {
   }
 }
 
-run "names" {
-  variables {
-    name = "blue"
-  }
-
-  assert {
-    condition     = aws_service_discovery_private_dns_namespace.fleet.name == "blue.internal" && aws_service_discovery_private_dns_namespace.fleet.vpc == aws_vpc.fleet[0].id
-    error_message = "Names are of the fleet, and known in its VPC alone."
-  }
-  assert {
-    condition     = { for role, service in aws_service_discovery_service.host : role => service.name } == { replay = "replay", learner = "learner" }
-    error_message = "Replay and learner have names: the others look for them."
-  }
-  assert {
-    condition = alltrue([
-      for service in aws_service_discovery_service.host :
-      service.dns_config[0].namespace_id == aws_service_discovery_private_dns_namespace.fleet.id && service.dns_config[0].routing_policy == "MULTIVALUE" &&
-      [for record in service.dns_config[0].dns_records : "${record.type} ${record.ttl}"] == ["A 10"]
-    ])
-    error_message = "A name is one address, which peers ask for anew after 10 s."
-  }
-  assert {
-    condition     = strcontains(output.user_data.actor, "tcp://replay.blue.internal:") && strcontains(output.user_data.actor, "tcp://learner.blue.internal:")
-    error_message = "Hosts ask for the names that there are."
-  }
-}
-
 run "names_of_two_replay_servers" {
   variables {
     replay_hosts = 2

@@ -8,33 +8,7 @@ variables {
   commit = "0123456789abcdef0123456789abcdef01234567"
 }
 
-run "own_bucket" {
-  assert {
-    condition = (
-      aws_s3_bucket_public_access_block.results[0].block_public_acls && aws_s3_bucket_public_access_block.results[0].block_public_policy &&
-      aws_s3_bucket_public_access_block.results[0].ignore_public_acls && aws_s3_bucket_public_access_block.results[0].restrict_public_buckets
-    )
-    error_message = "The bucket is private."
-  }
-  assert {
-    condition     = aws_s3_bucket_versioning.results[0].versioning_configuration[0].status == "Enabled"
-    error_message = "An overwritten checkpoint can be had back."
-  }
-  assert {
-    condition = toset([
-      for rule in aws_s3_bucket_lifecycle_configuration.results[0].rule :
-      join(" ", [rule.id, startswith(rule.id, "old-") ? rule.filter[0].prefix : "-", rule.noncurrent_version_expiration[0].noncurrent_days])
-    ]) == toset(["what-nobody-needs - 7", "old-replay runs/run-1/replay/ 1", "old-results runs/run-1/results/ 1"])
-    error_message = "What is overwritten stays a week, and a day where that is often."
-  }
-  assert {
-    condition = alltrue([
-      for rule in aws_s3_bucket_server_side_encryption_configuration.results[0].rule :
-      rule.apply_server_side_encryption_by_default[0].sse_algorithm == "aws:kms" &&
-      rule.apply_server_side_encryption_by_default[0].kms_master_key_id == aws_kms_key.fleet.arn
-    ]) && length(aws_s3_bucket_server_side_encryption_configuration.results[0].rule) == 1
-    error_message = "The bucket is encrypted with the fleet's key."
-  }
+run "own_bucket" { # deploy/tests/test_apply.py checks how it is protected
   assert {
     condition     = aws_kms_key.fleet.enable_key_rotation
     error_message = "The key is rotated."
@@ -42,10 +16,6 @@ run "own_bucket" {
   assert {
     condition     = !aws_s3_bucket.results[0].force_destroy && !terraform_data.results[0].input.may_go
     error_message = "Results are not deleted unless that was asked for."
-  }
-  assert {
-    condition     = alltrue([for group in values(aws_cloudwatch_log_group.role) : group.kms_key_id == aws_kms_key.fleet.arn && group.retention_in_days == 30])
-    error_message = "Logs are encrypted, and kept 30 days."
   }
   assert {
     condition     = aws_sns_topic.alarms.kms_master_key_id == aws_kms_key.fleet.arn
@@ -109,25 +79,6 @@ run "actors_have_no_storage" {
   assert {
     condition     = !strcontains(output.user_data.actor, "s3://")
     error_message = "An actor neither has nor needs the bucket."
-  }
-}
-
-run "alarms" {
-  variables {
-    delete_results = true # from here on, so that the test can delete what it creates
-  }
-
-  assert {
-    condition     = toset(keys(aws_cloudwatch_metric_alarm.host)) == toset(["learner-stopped", "replay-stopped", "evaluator-stopped", "actors-failing", "replay-memory", "replay-disk", "learner-disk"])
-    error_message = "These alarms, and actors-missing."
-  }
-  assert {
-    condition     = aws_cloudwatch_metric_alarm.host["learner-stopped"].treat_missing_data == "breaching"
-    error_message = "A learner that says nothing has stopped."
-  }
-  assert {
-    condition     = length(aws_sns_topic_subscription.email) == 0 && length(aws_budgets_budget.month) == 0
-    error_message = "Without an address nobody is written to."
   }
 }
 
