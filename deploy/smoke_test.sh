@@ -10,8 +10,8 @@ not_hardening='Type|RemainAfterExit|EnvironmentFile|ExecStart|ExecStopPost|Stand
 not_hardening+='|Kill[A-Za-z]+|Restart|RestartSec|RestartSteps|RestartMaxDelaySec|WatchdogSec|NotifyAccess'
 gpu_check='import jax; assert jax.default_backend() == "gpu", jax.devices(); x = jax.numpy.ones((512, 512)); '
 gpu_check+='print(jax.devices(), float((x @ x).sum()))'
-health_check='from deploy.host.report_health import DATA, MEMINFO, client, disk_used_percent, memory_used_percent; '
-health_check+='memory_used_percent(MEMINFO.read_text()), disk_used_percent(DATA), client("cloudwatch", "us-east-1")'
+health_check='from deploy.host.report_health import DATA, MEMINFO, client, disk_used_percent, is_finished, memory_used_percent; '
+health_check+='assert not is_finished("replay"); memory_used_percent(MEMINFO.read_text()), disk_used_percent(DATA), client("cloudwatch", "us-east-1")'
 
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT

@@ -57,7 +57,7 @@ MUST_NOT_IMPORT = {  # part of the package -> what its files can do without
 }
 # The most lines of Python and HTML of a folder. Lower a number once there are fewer; a commit that adds a feature may
 # raise one, and says why.
-BUDGETS = {"apex_jax": 23_327, "tests": 29_721}
+BUDGETS = {"apex_jax": 23_331, "tests": 29_727}
 UNPICKLING = {"pickle", "_pickle", "cPickle", "dill", "cloudpickle", "marshal", "shelve", "joblib"}
 
 every_module = pytest.mark.parametrize("path", PACKAGE, ids=lambda path: str(path.relative_to(ROOT)))

@@ -70,6 +70,7 @@ class Learner:
     metrics: LearnerMetrics = field(default_factory=LearnerMetrics)
     in_flight: deque[tuple[Merged, UpdateOutput]] = field(default_factory=deque)  # calls that the device may be running
     unwritten: deque[Callable[[], None]] = field(default_factory=deque)  # each writes a record of the run
+    is_finished: bool = False  # the run is over, and its last checkpoint is saved
     record_failure: str = ""  # why the first of these could not be written; empty if it was not tried
     next_publish: float = 0.0
     next_metrics: float = 0.0
@@ -239,6 +240,7 @@ class Learner:
             "weights_version": self.weights.version,
             "checkpoint": {"updates": updates, "age_seconds": age} if updates else None,
             "errors": [error for error in errors if error],
+            "finished": self.is_finished,
             "peers": {**peers, "weights_clients": len(self.weights.clients)},
         }
 
@@ -342,6 +344,7 @@ def learn_and_end(learner: Learner, learn: Callable[[], str | None]) -> None:
     saver.save_last(learner.save, stop)
     if reason is not None:
         _log.info("the run is over: %s", reason)
+        learner.is_finished = True
         learner.publish(final=True)
         learner.replay.finish(reason)
         _wait_for_others(learner)

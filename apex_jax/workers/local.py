@@ -130,7 +130,8 @@ class LocalRun:
     def report(self) -> dict[str, Any]:
         """Returns the state and the last status report of each role. Callable from any thread."""
         states = {role.name: role.state for role in self._roles}
-        return {"roles": states, "reports": self._watch.reports.copy()}
+        finished = self._over_seconds is not None
+        return {"finished": finished, "roles": states, "reports": self._watch.reports.copy()}
 
     def _new_role(self, role: str, name: str, *arguments: str) -> RoleProcess:
         return RoleProcess(role, name, self._directory / "logs" / f"{name}.log", arguments)

@@ -2,7 +2,7 @@
 
     boot            at each boot: fetches the host's CURVE keys from Parameter Store, registers its name in Cloud Map
     results         each minute: copies metrics and pictures to the bucket; fetches them to a host that has none
-    report_health   once a minute: reports health, memory and disk, for the alarms
+    report_health   once a minute: reports the end of the run, health, memory and disk, for the alarms
     aws             AWS clients
     metadata        the instance metadata service
 

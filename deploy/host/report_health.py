@@ -1,14 +1,15 @@
-"""Sends one report to CloudWatch, for the alarms: whether the role is healthy, and the use of memory and disk."""
+"""Sends one report to CloudWatch, for the alarms: whether the role is healthy or its run over, and memory and disk."""
 
 from __future__ import annotations
 
 import os
 import shutil
+import subprocess
 import sys
-import urllib.error
-import urllib.request
 from pathlib import Path
 
+from apex_jax.operations.status_summary import problems
+from apex_jax.transport.status_link import StatusError, fetch
 from deploy.host.aws import client
 
 TIMEOUT_SECONDS = 10.0
@@ -19,28 +20,48 @@ MEMINFO = Path("/proc/meminfo")
 def main() -> int:
     """Measures and reports; returns the exit code."""
     environment = os.environ
+    finished = is_finished(environment["APEX_JAX_ROLE"])
     values = {
-        "Healthy": float(is_healthy(environment["APEX_JAX_STATUS"])),
+        "Finished": float(finished),
+        "Healthy": float(finished or is_healthy(environment["APEX_JAX_STATUS"])),
         "MemoryUsedPercent": memory_used_percent(MEMINFO.read_text()),
         "DiskUsedPercent": disk_used_percent(environment.get("APEX_JAX_DATA", DATA)),
     }
-    name = environment.get("APEX_JAX_NAME", environment["APEX_JAX_ROLE"])
+    dimensions = {
+        "Fleet": environment["APEX_JAX_FLEET"],
+        "Role": environment.get("APEX_JAX_NAME", environment["APEX_JAX_ROLE"]),
+    }
     try:
-        report(values, environment["APEX_JAX_NAMESPACE"], environment["APEX_JAX_FLEET"], name)
+        report(values, environment["APEX_JAX_NAMESPACE"], dimensions, environment["APEX_JAX_RUN_AND_END"])
     except Exception as error:  # the timer retries in a minute, and missing reports raise an alarm
         print(f"error: {error}", file=sys.stderr)
         return 1
     return 0
 
 
-def is_healthy(url: str) -> bool:
-    """Returns whether a role's status page answers 200."""
-    direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+def is_finished(role: str) -> bool:
+    """Returns whether the role has ended because the run is over (not by a signal), and its results are copied.
+
+    Its unit is inactive only after ExecStopPost, which copies them.
+    """
+    shown = subprocess.run(
+        ["systemctl", "show", f"apex-jax@{role}.service", "--property=ActiveState,ExecMainCode,ExecMainStatus"],
+        capture_output=True, text=True, check=False,
+    ).stdout  # fmt: skip
+    return {*shown.splitlines()} >= {"ActiveState=inactive", "ExecMainCode=1", "ExecMainStatus=0"}  # 1: it has exited
+
+
+def is_healthy(address: str) -> bool:
+    """Returns whether a role's status shows no problem; prints those that it shows, for the log of the host."""
     try:
-        with direct.open(url, timeout=TIMEOUT_SECONDS) as response:
-            return bool(response.status == 200)
-    except (OSError, urllib.error.URLError):
-        return False
+        _, content = fetch(address, TIMEOUT_SECONDS)
+    except StatusError as error:
+        found = [str(error)]
+    else:
+        found = problems(content)
+    for problem in found:
+        print(f"not healthy: {problem}", flush=True)
+    return not found
 
 
 def memory_used_percent(meminfo: str) -> float:
@@ -55,15 +76,24 @@ def disk_used_percent(path: str) -> float:
     return 100.0 * usage.used / usage.total
 
 
-def report(values: dict[str, float], namespace: str, fleet: str, name: str) -> None:
-    """Sends the values; their dimensions are fleet and role (of a replay server its name), not the host.
+def report(values: dict[str, float], namespace: str, dimensions: dict[str, str], run: str) -> None:
+    """Sends the values by fleet and role (of a replay server its name), not by host: alarms outlive hosts.
 
-    Alarms outlive hosts.
+    `Finished` is also that of one `run` with its limits: the end of another does not end its hosts.
     """
-    dimensions = [{"Name": "Fleet", "Value": fleet}, {"Name": "Role", "Value": name}]
     client("cloudwatch").put_metric_data(
         Namespace=namespace,
-        MetricData=[{"MetricName": name, "Dimensions": dimensions, "Value": value} for name, value in values.items()],
+        MetricData=[
+            {
+                "MetricName": metric,
+                "Dimensions": [
+                    {"Name": name, "Value": text}
+                    for name, text in (dimensions | ({"Run": run} if metric == "Finished" else {})).items()
+                ],
+                "Value": value,
+            }
+            for metric, value in values.items()
+        ],
     )
 
 

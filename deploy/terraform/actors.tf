@@ -6,7 +6,8 @@ module "actor" {
 
   settings        = local.group["actor"]
   subnet_ids      = local.subnet_ids
-  hosts           = var.running ? local.actor_hosts : 0
+  hosts           = local.hosts_of["actor"]
+  is_over         = local.is_over
   spot_percentage = var.actor_spot_percentage
 
   depends_on = [terraform_data.host_needs]

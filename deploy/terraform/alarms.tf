@@ -1,52 +1,36 @@
-# Alarms for the operator. Each host reports its health once a minute (deploy/host/report_health.py).
+# Alarms for the operator. Each host reports once a minute (deploy/host/report_health.py): Healthy is 1 if the status of
+# its role shows no problem, as `python main.py status` prints it, or if the role has ended because the run is over.
 
 locals {
-  # A role that hangs or fails repeatedly looks healthy for some minutes after each start: 8 unhealthy minutes of 15
-  # raise an alarm. A minute without a report of any host counts as unhealthy.
-  health = {
-    metric  = "Healthy", statistic = "Maximum", operator = "LessThanThreshold", threshold = 1
-    minutes = 15, of_which = 8, missing = "breaching"
-  }
+  health_alarms = merge(
+    { for name in local.replay_names : name => {
+      alarm       = "${name}-stopped"
+      description = local.replay_hosts == 1 ? "The replay server has a problem: everyone waits for it." : "The replay server ${name} has a problem: the learner draws from the others."
+    } },
+    {
+      learner = { alarm = "learner-stopped", description = "The learner makes no updates, cannot save, or does not run." }
+      actor   = { alarm = "actors-failing", description = "More than a tenth of the actor hosts have a problem." }
+      evaluator = {
+        alarm       = "evaluator-stopped"
+        description = "The evaluator does not run, or spot capacity is short: the curve of results has a gap."
+      }
+    },
+  )
 
-  alarms = { for name, alarm in local.every_alarm : name => alarm if var.running && local.hosts[local.role_of[alarm.role]] > 0 }
-
-  # `role` is what hosts report as their role: a replay server reports its name, so that none hides another.
-  every_alarm = merge(local.replay_alarms, {
-    learner-stopped = merge(local.health, {
-      description = "The learner is not healthy: it has ended the run, hangs, or fails. See its log."
-      role        = "learner"
-    })
-    evaluator-stopped = merge(local.health, {
-      description = "The evaluator is not healthy, or spot capacity is short: the curve of results has a gap. See its log."
-      role        = "evaluator"
-    })
-    actors-failing = merge(local.health, { # among many hosts, one that has just started must not raise an alarm
-      description = "More than a tenth of the actor hosts is not healthy, though they are there: see the actors' logs."
-      role        = "actor", statistic = "Average", threshold = 0.9
-    })
-    learner-disk = {
+  full_alarms = merge(
+    { learner-disk = {
       description = "The learner's disk is nearly full: lower learner.checkpoints_kept."
-      metric      = "DiskUsedPercent", role = "learner", statistic = "Maximum", operator = "GreaterThanThreshold", threshold = 85
-      minutes     = 5, of_which = 5, missing = "missing"
-    }
-  })
-
-  replay_alarms = merge([for name in local.replay_names : {
-    "${name}-stopped" = merge(local.health, {
-      description = local.replay_hosts == 1 ? "The replay server is not healthy: everyone waits for it. See its log." : "The replay server ${name} is not healthy: the learner draws from the others. See its log."
-      role        = name
-    })
-    "${name}-memory" = {
+      metric      = "DiskUsedPercent", role = "learner"
+    } },
+    { for name in local.replay_names : "${name}-memory" => {
       description = "The replay server's memory is nearly full: lower replay.capacity_transitions or take a larger type."
-      metric      = "MemoryUsedPercent", role = name, statistic = "Maximum", operator = "GreaterThanThreshold", threshold = 85
-      minutes     = 5, of_which = 5, missing = "missing"
-    }
-    "${name}-disk" = {
+      metric      = "MemoryUsedPercent", role = name
+    } },
+    { for name in local.replay_names : "${name}-disk" => {
       description = "The replay server's disk is nearly full: its journal and snapshots need room."
-      metric      = "DiskUsedPercent", role = name, statistic = "Maximum", operator = "GreaterThanThreshold", threshold = 85
-      minutes     = 5, of_which = 5, missing = "missing"
-    }
-  }]...)
+      metric      = "DiskUsedPercent", role = name
+    } },
+  )
 }
 
 resource "aws_sns_topic" "alarms" {
@@ -62,21 +46,68 @@ resource "aws_sns_topic_subscription" "email" {
   endpoint  = var.alarm_email
 }
 
-resource "aws_cloudwatch_metric_alarm" "host" {
-  for_each = local.alarms
+# A minute counts as bad if the group should have hosts and none reports that it is healthy (of actors: fewer than nine of
+# ten). No minute counts before the group exists. Ten minutes are more than a start takes.
+resource "aws_cloudwatch_metric_alarm" "health" {
+  for_each = { for name, alarm in local.health_alarms : name => alarm if var.running && local.hosts[local.role_of[name]] > 0 }
+
+  alarm_name          = "${var.name}-${each.value.alarm}"
+  alarm_description   = "${each.value.description} See its log, and the stream of its host."
+  comparison_operator = "LessThanThreshold"
+  threshold           = each.key == "actor" ? 0.9 : 1
+  evaluation_periods  = 15
+  datapoints_to_alarm = 10
+  treat_missing_data  = "notBreaching"
+  alarm_actions       = [aws_sns_topic.alarms.arn]
+  ok_actions          = [aws_sns_topic.alarms.arn]
+
+  metric_query {
+    id          = "fine"
+    expression  = "MAX([healthy, unwanted])"
+    label       = "healthy, or not wanted"
+    return_data = true
+  }
+  metric_query {
+    id         = "unwanted" # 0 while the group should have hosts, so that a minute without a report counts as 0
+    expression = "desired == 0"
+  }
+  metric_query {
+    id = "desired"
+
+    metric {
+      namespace   = "AWS/AutoScaling"
+      metric_name = "GroupDesiredCapacity"
+      dimensions  = { AutoScalingGroupName = local.groups[each.key].group_name }
+      stat        = "Maximum"
+      period      = 60
+    }
+  }
+  metric_query {
+    id = "healthy"
+
+    metric {
+      namespace   = local.metric_namespace
+      metric_name = "Healthy"
+      dimensions  = { Fleet = var.name, Role = each.key }
+      stat        = each.key == "actor" ? "Average" : "Maximum"
+      period      = 60
+    }
+  }
+}
+
+resource "aws_cloudwatch_metric_alarm" "full" {
+  for_each = var.running ? local.full_alarms : {}
 
   alarm_name          = "${var.name}-${each.key}"
   alarm_description   = each.value.description
   namespace           = local.metric_namespace
   metric_name         = each.value.metric
   dimensions          = { Fleet = var.name, Role = each.value.role }
-  statistic           = each.value.statistic
-  comparison_operator = each.value.operator
-  threshold           = each.value.threshold
+  statistic           = "Maximum"
+  comparison_operator = "GreaterThanThreshold"
+  threshold           = 85
   period              = 60
-  evaluation_periods  = each.value.minutes
-  datapoints_to_alarm = each.value.of_which
-  treat_missing_data  = each.value.missing
+  evaluation_periods  = 5
   alarm_actions       = [aws_sns_topic.alarms.arn]
   ok_actions          = [aws_sns_topic.alarms.arn]
 }
@@ -86,17 +117,35 @@ resource "aws_cloudwatch_metric_alarm" "actors_missing" {
 
   alarm_name          = "${var.name}-actors-missing"
   alarm_description   = "Fewer actor hosts than asked for: spot capacity is short. Add instance types or zones, or wait."
-  namespace           = "AWS/AutoScaling"
-  metric_name         = "GroupInServiceInstances"
-  dimensions          = { AutoScalingGroupName = module.actor.group_name }
-  statistic           = "Maximum"
-  comparison_operator = "LessThanThreshold"
-  threshold           = local.actor_hosts
-  period              = 60
+  comparison_operator = "GreaterThanThreshold"
+  threshold           = 0
   evaluation_periods  = 15
-  treat_missing_data  = "breaching"
+  treat_missing_data  = "notBreaching"
   alarm_actions       = [aws_sns_topic.alarms.arn]
   ok_actions          = [aws_sns_topic.alarms.arn]
+
+  metric_query {
+    id          = "missing"
+    expression  = "desired - running"
+    label       = "missing hosts"
+    return_data = true
+  }
+
+  dynamic "metric_query" {
+    for_each = { desired = "GroupDesiredCapacity", running = "GroupInServiceInstances" }
+
+    content {
+      id = metric_query.key
+
+      metric {
+        namespace   = "AWS/AutoScaling"
+        metric_name = metric_query.value
+        dimensions  = { AutoScalingGroupName = module.actor.group_name }
+        stat        = "Maximum"
+        period      = 60
+      }
+    }
+  }
 }
 
 resource "aws_budgets_budget" "month" {

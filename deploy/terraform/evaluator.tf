@@ -7,7 +7,8 @@ module "evaluator" {
 
   settings        = local.group["evaluator"]
   subnet_ids      = local.subnet_ids
-  hosts           = var.running ? 1 : 0
+  hosts           = local.hosts_of["evaluator"]
+  is_over         = local.is_over
   spot_percentage = 100
   only_one        = true
 

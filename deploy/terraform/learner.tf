@@ -6,7 +6,8 @@ module "learner" {
 
   settings        = local.group["learner"]
   subnet_ids      = slice(local.subnet_ids, 0, min(1, length(local.subnet_ids))) # the replay server's subnet
-  hosts           = var.running ? 1 : 0
+  hosts           = local.hosts_of["learner"]
+  is_over         = local.is_over
   spot_percentage = 0
   only_one        = true
 

@@ -5,7 +5,7 @@ locals {
   presets = {
     small = { # one game in an afternoon: 128 of the paper's 360 environments, the paper's network and batch
       config_file             = "atari.yaml"
-      settings                = {}
+      settings                = { "total_minutes" = "240" } # an afternoon
       ladder_environments     = 128
       replay_hosts            = 1
       learner_devices         = 1
@@ -21,7 +21,7 @@ locals {
     }
     paper = { # Horgan et al. 2018: 360 environments, 2 M transitions of 7.8 kB on a device of 24 GB
       config_file             = "paper.yaml"
-      settings                = {}
+      settings                = { "total_minutes" = "7200" } # the paper's five days
       ladder_environments     = 360
       replay_hosts            = 1
       learner_devices         = 1
@@ -36,8 +36,10 @@ locals {
       }
     }
     large = { # four times the paper's environments, frames and batch: for each of four GPUs what paper has for one
-      config_file             = "paper.yaml"
-      settings                = { "replay.capacity_transitions" = "8000000", "learner.batch_size" = "2048" }
+      config_file = "paper.yaml"
+      settings = { # four times the data in a quarter of the paper's time
+        "total_minutes" = "1800", "replay.capacity_transitions" = "8000000", "learner.batch_size" = "2048"
+      }
       ladder_environments     = 1440
       replay_hosts            = 4
       learner_devices         = 4

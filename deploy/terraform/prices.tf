@@ -55,8 +55,8 @@ locals {
   names_in_all = local.replay_hosts + length([for role, hosts in local.hosts : role if role != "replay" && hosts > 0])
   running_month = local.stopped_month + local.month_hours * local.metered_hourly + sum([
     0.08 * sum([for role in local.roles : local.hosts[role] * local.volume_gib[role]]), # disks
-    0.3 * 3 * local.names_in_all,                                                       # reported metrics
-    0.1 * (5 + 3 * local.replay_hosts),                                                 # alarms
+    0.3 * 4 * local.names_in_all,                                                       # reported metrics
+    0.1 * (12 + 5 * local.replay_hosts),                                                # metrics that alarms read
     0.05 * local.hosts_in_all * (0.5 + 0.03 + 0.01),
     0.023 * local.bucket_gb,
   ])

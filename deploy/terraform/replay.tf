@@ -7,7 +7,8 @@ module "replay" {
 
   settings        = local.group[local.replay_names[count.index]]
   subnet_ids      = slice(local.subnet_ids, 0, min(1, length(local.subnet_ids))) # the learner's subnet
-  hosts           = var.running ? 1 : 0
+  hosts           = local.hosts_of["replay"]
+  is_over         = local.is_over
   spot_percentage = 0
   only_one        = true
 

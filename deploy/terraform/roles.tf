@@ -64,12 +64,13 @@ locals {
       APEX_JAX_CONFIG                                                                   = "configs/${local.config_file}"
       APEX_JAX_SETTINGS                                                                 = join(" ", [for key, value in merge(local.common_settings, local.role_settings[name]) : "${key}=${value}"])
       APEX_JAX_RUN                                                                      = "/var/lib/apex-jax/${var.run}"
+      APEX_JAX_RUN_AND_END                                                              = local.run_and_end
       APEX_JAX_STORAGE                                                                  = role == "actor" ? "" : local.run_url
       APEX_JAX_KEY_PATH                                                                 = local.key_path
       APEX_JAX_KEY_FILES                                                                = join(" ", local.key_files[role])
       APEX_JAX_SERVICE_ID                                                               = contains(keys(local.host), name) ? aws_service_discovery_service.host[name].id : ""
       APEX_JAX_NAMESPACE                                                                = local.metric_namespace
-      APEX_JAX_STATUS                                                                   = "http://127.0.0.1:${local.ports.status}/status"
+      APEX_JAX_STATUS                                                                   = "tcp://127.0.0.1:${local.ports.status}"
       AWS_DEFAULT_REGION                                                                = var.region
       AWS_REGION                                                                        = var.region
       XDG_CACHE_HOME                                                                    = "/var/lib/apex-jax/cache"
@@ -119,6 +120,7 @@ locals {
       volume_gib            = local.volume_gib[role]
       instance_profile_name = aws_iam_instance_profile.role[role].name
       security_group_id     = aws_security_group.role[role].id
+      run                   = local.run_and_end
       tags                  = merge({ Project = "apex-jax", Fleet = var.name, Role = role }, var.tags)
     }
   }

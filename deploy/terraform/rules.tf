@@ -3,6 +3,14 @@
 resource "terraform_data" "rules" {
   lifecycle {
     precondition {
+      condition     = terraform_data.fleet.output == { name = var.name, region = var.region }
+      error_message = "This state is of the fleet ${terraform_data.fleet.output.name} in ${terraform_data.fleet.output.region}, not of ${var.name} in ${var.region}, and would forget it: give -var name=${terraform_data.fleet.output.name} -var region=${terraform_data.fleet.output.region}, or destroy that fleet first."
+    }
+    precondition {
+      condition     = anytrue([for key in ["total_minutes", "total_updates", "total_environment_frames"] : try(tonumber(local.settings[key]) > 0, false)])
+      error_message = "settings: nothing ends this run, so the fleet would cost without end: give total_minutes above 0, such as settings = { total_minutes = \"600\" }, or total_updates, or total_environment_frames."
+    }
+    precondition {
       condition     = alltrue([for given in [length(var.subnet_ids) > 0, var.endpoints_security_group_id != ""] : given != local.own_vpc])
       error_message = "vpc_id, subnet_ids and endpoints_security_group_id go together: give all for an existing VPC, none for an own one."
     }
@@ -46,6 +54,15 @@ resource "terraform_data" "rules" {
       condition     = var.monthly_budget_usd == 0 || var.alarm_email != ""
       error_message = "monthly_budget_usd needs alarm_email: a budget that writes to nobody warns nobody."
     }
+  }
+}
+
+# The fleet that was applied first with this state: with another region, Terraform would find none of it.
+resource "terraform_data" "fleet" {
+  input = { name = var.name, region = var.region }
+
+  lifecycle {
+    ignore_changes = [input]
   }
 }
 

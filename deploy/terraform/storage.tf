@@ -123,6 +123,7 @@ resource "terraform_data" "results" {
   triggers_replace = aws_s3_bucket.results[0].id # replacing the bucket fails in the same way
 
   depends_on = [
+    terraform_data.fleet, # which says the region of the bucket that stays
     aws_s3_bucket_lifecycle_configuration.results,
     aws_s3_bucket_ownership_controls.results,
     aws_s3_bucket_policy.results,

@@ -26,6 +26,7 @@ FOLDERS = ("etc", "opt", "usr", "var")
 UNITS = Path("/etc/systemd/system")
 REQUESTS = Path("/var/tmp/systemctl")  # where the stand-in for systemctl leaves what it is asked
 SYSTEMCTL = f"""#!/bin/sh
+if [ "$1" = show ]; then cat "{REQUESTS}.$2"; exit; fi
 echo "$@" >>{REQUESTS}
 """
 
@@ -59,6 +60,8 @@ class Unit:
             code = self.execute("ExecStartPre") or self.execute("ExecStart")
             self.execute("ExecStopPost")
             print(f"{self.name} has ended: {self._ended}", flush=True)
+            shown = f"ActiveState=inactive\nExecMainCode=1\nExecMainStatus={code}\n"
+            Path(f"{REQUESTS}.{self.name}").write_text(shown)
             successes, final = (
                 {"0", *self.value(key).split()} for key in ("SuccessExitStatus", "RestartPreventExitStatus")
             )

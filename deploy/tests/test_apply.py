@@ -13,7 +13,7 @@ import pytest
 
 from deploy.host.results import BY_EVERY_ROLE, BY_ROLE
 from deploy.tests.applied import NAME, Fleet
-from deploy.tests.tools import aws, moto_server
+from deploy.tests.tools import moto_server
 from tests.rigs.processes import ROOT
 from tests.rigs.storages import content, run_in
 
@@ -21,6 +21,7 @@ pytestmark = [pytest.mark.deploy, pytest.mark.timeout(1500)]
 
 ROLES = ("replay", "learner", "actor", "evaluator")
 ACCOUNT = "123456789012"  # moto's
+REGION = "eu-west-1"  # of the fleet, given on the command line of its first apply
 FILM = "runs/run-1/results/video.mp4"
 GROUPS = r"module\.\w+(\[\d+\])?\.aws_autoscaling_group\.role"
 NEEDS = (  # of a host
@@ -33,7 +34,7 @@ NEEDS = (  # of a host
 def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     folder = tmp_path_factory.mktemp("fleet")
     with moto_server(folder) as url:
-        fleet = Fleet(folder, url)
+        fleet = Fleet(folder, url, REGION)
         fleet.apply()
         yield fleet
 
@@ -46,7 +47,7 @@ def test_every_role_has_its_hosts(fleet: Fleet) -> None:
     groups = fleet.groups()
     hosts = {role: len(group["Instances"]) for role, group in groups.items()}
     assert hosts == {"replay": 1, "learner": 1, "actor": 2, "evaluator": 1}
-    assert {role: (group["MinSize"], group["MaxSize"]) for role, group in groups.items()}["learner"] == (1, 1)
+    assert {role: (group["MinSize"], group["MaxSize"]) for role, group in groups.items()}["learner"] == (0, 1)
 
 
 def test_hosts_boot_after_the_resources_that_they_need(fleet: Fleet) -> None:
@@ -66,14 +67,6 @@ def test_images_are_those_of_the_commit(fleet: Fleet) -> None:
     }
 
 
-@pytest.mark.parametrize("role", ROLES)
-def test_host_has_imdsv2_an_encrypted_disk_and_no_public_address(fleet: Fleet, role: str) -> None:
-    template = fleet.template(role)
-    assert template["MetadataOptions"]["HttpTokens"] == "required"
-    assert template["BlockDeviceMappings"][0]["Ebs"]["Encrypted"] is True
-    assert template["NetworkInterfaces"][0]["AssociatePublicIpAddress"] is False
-
-
 def test_user_data_is_within_the_size_limit_and_equals_the_output(fleet: Fleet) -> None:
     shown = fleet.output("user_data")
     for role in ROLES:
@@ -84,7 +77,7 @@ def test_user_data_is_within_the_size_limit_and_equals_the_output(fleet: Fleet) 
 
 
 def test_security_groups_admit_only_the_peers_of_each_link(fleet: Fleet) -> None:
-    ec2 = aws(fleet.url, "ec2")
+    ec2 = fleet.aws("ec2")
     groups = {group["GroupId"]: group for group in ec2.describe_security_groups()["SecurityGroups"]}
     names = {identity: group["GroupName"].removeprefix(f"{NAME}-") for identity, group in groups.items()}
     ours = {identity for identity, group in groups.items() if group["GroupName"].startswith(NAME)}
@@ -107,7 +100,7 @@ def test_security_groups_admit_only_the_peers_of_each_link(fleet: Fleet) -> None
 
 
 def test_there_is_no_way_to_the_internet(fleet: Fleet) -> None:
-    ec2 = aws(fleet.url, "ec2")
+    ec2 = fleet.aws("ec2")
     assert ec2.describe_internet_gateways()["InternetGateways"] == []
     assert ec2.describe_nat_gateways()["NatGateways"] == []
     services = {one["ServiceName"].split(".")[-1] for one in ec2.describe_vpc_endpoints()["VpcEndpoints"]}
@@ -158,7 +151,7 @@ def test_only_replay_and_learner_can_register_host_names_and_each_only_its_own(f
     def statements(action: str) -> list[Any]:
         return [one for one in fleet.policy(role) if action in listed(one["Action"])]
 
-    discovery = aws(fleet.url, "servicediscovery")
+    discovery = fleet.aws("servicediscovery")
     services = {one["Name"]: one["Arn"] for one in discovery.list_services()["Services"]}
     own = {services[role]} if role in services else set()
     assert {name for one in statements("servicediscovery:RegisterInstance") for name in listed(one["Resource"])} == own
@@ -173,7 +166,7 @@ def test_bucket_is_private_encrypted_versioned_and_tls_only(fleet: Fleet) -> Non
 
 
 def assert_bucket_is_protected(fleet: Fleet) -> None:
-    s3, bucket = aws(fleet.url, "s3"), fleet.bucket()
+    s3, bucket = fleet.aws("s3"), fleet.bucket()
     assert all(s3.get_public_access_block(Bucket=bucket)["PublicAccessBlockConfiguration"].values())
     (ownership,) = s3.get_bucket_ownership_controls(Bucket=bucket)["OwnershipControls"]["Rules"]
     assert ownership["ObjectOwnership"] == "BucketOwnerEnforced"
@@ -193,7 +186,7 @@ def assert_bucket_is_protected(fleet: Fleet) -> None:
 
 def test_endpoints_allow_this_account_the_actions_of_the_roles_and_no_other(fleet: Fleet) -> None:
     roles = {action for role in ROLES for one in fleet.policy(role) for action in listed(one["Action"])}
-    for endpoint in aws(fleet.url, "ec2").describe_vpc_endpoints()["VpcEndpoints"]:
+    for endpoint in fleet.aws("ec2").describe_vpc_endpoints()["VpcEndpoints"]:
         service = endpoint["ServiceName"].split(".")[-1]
         (one,) = json.loads(endpoint["PolicyDocument"])["Statement"]
         own_account = {"StringEquals": {"aws:PrincipalAccount": ACCOUNT}}
@@ -205,13 +198,13 @@ def test_endpoints_allow_this_account_the_actions_of_the_roles_and_no_other(flee
 
 
 def test_logs_are_kept_as_long_as_configured(fleet: Fleet) -> None:
-    groups = aws(fleet.url, "logs").describe_log_groups(logGroupNamePrefix=f"/apex-jax/{NAME}/")["logGroups"]
+    groups = fleet.aws("logs").describe_log_groups(logGroupNamePrefix=f"/apex-jax/{NAME}/")["logGroups"]
     assert {group["logGroupName"].rsplit("/", 1)[1] for group in groups} == {*ROLES}
     assert all(group["retentionInDays"] == 30 and group["kmsKeyId"] for group in groups)
 
 
 def test_every_alarm_is_defined_and_sends_mail(fleet: Fleet) -> None:
-    alarms = aws(fleet.url, "cloudwatch").describe_alarms()["MetricAlarms"]
+    alarms = fleet.aws("cloudwatch").describe_alarms()["MetricAlarms"]
     names = {alarm["AlarmName"].removeprefix(f"{NAME}-") for alarm in alarms}
     assert names == {
         "learner-stopped",
@@ -222,9 +215,12 @@ def test_every_alarm_is_defined_and_sends_mail(fleet: Fleet) -> None:
         "replay-disk",
         "learner-disk",
         "actors-missing",
+        *(f"end-{role}" for role in ROLES),
     }
-    subscriptions = aws(fleet.url, "sns").list_subscriptions()["Subscriptions"]
-    assert {topic for alarm in alarms for topic in alarm["AlarmActions"]} == {one["TopicArn"] for one in subscriptions}
+    subscriptions = fleet.aws("sns").list_subscriptions()["Subscriptions"]
+    (topic,) = (one["TopicArn"] for one in subscriptions)
+    quiet = {alarm["AlarmName"] for alarm in alarms if topic not in alarm["AlarmActions"]}
+    assert quiet == {f"{NAME}-end-{role}" for role in ROLES if role != "learner"}  # one mail says that the run is over
 
 
 def test_shell_finds_the_host_of_the_learner(fleet: Fleet) -> None:
@@ -265,11 +261,36 @@ def test_the_number_of_actors_changes_by_one_variable_and_nothing_else_does(flee
     assert fleet.plan("-var=actor_hosts=5") == ""
 
 
+def test_end_of_the_run_leaves_no_instance_and_an_apply_starts_none(fleet: Fleet) -> None:
+    """Moto carries out no action of an alarm: here the policies that the alarms name are executed."""
+    scaling, alarms = fleet.aws("autoscaling"), fleet.aws("cloudwatch").describe_alarms()["MetricAlarms"]
+    names = {one["PolicyARN"]: one["PolicyName"] for one in scaling.describe_policies()["ScalingPolicies"]}
+    before = {role: group["DesiredCapacity"] for role, group in fleet.groups().items()}
+    for alarm in alarms:
+        if alarm.get("MetricName") == "Finished":
+            role = alarm["AlarmName"].removeprefix(f"{NAME}-end-")
+            (policy,) = (names[action] for action in alarm["AlarmActions"] if action in names)
+            scaling.execute_policy(AutoScalingGroupName=f"{NAME}-{role}", PolicyName=policy)
+    assert {role: group["Instances"] for role, group in fleet.groups().items()} == {role: [] for role in ROLES}
+    fleet.apply("-var=actor_hosts=5")
+    assert "The run run-1 is over, so this starts no host" in " ".join(fleet.said)
+    assert all(group["Instances"] == [] for group in fleet.groups().values())
+    for more in ("-var=run=run-2", '-var=settings={"total_minutes"="600"}'):
+        assert len(re.findall(r"desired_capacity += 0 -> [1-9]", fleet.plan("-var=actor_hosts=5", more))) == len(ROLES)
+    for role, hosts in before.items():
+        scaling.set_desired_capacity(AutoScalingGroupName=f"{NAME}-{role}", DesiredCapacity=hosts)
+
+
+def test_plan_that_forgets_the_region_is_refused_and_printed_commands_know_it(fleet: Fleet) -> None:
+    said = " ".join(fleet.plan("-var=region=us-east-1", codes=(1,)).split())
+    assert f"This state is of the fleet {NAME} in {REGION}" in said
+
+
 def test_stopping_leaves_the_bucket_and_no_instance(fleet: Fleet) -> None:
-    s3, bucket = aws(fleet.url, "s3"), fleet.bucket()
+    s3, bucket = fleet.aws("s3"), fleet.bucket()
     s3.delete_bucket_policy(Bucket=bucket)  # moto denies by it whatever its condition says
     s3.put_object(Bucket=bucket, Key=FILM, Body=b"a film")
-    fleet.apply("-var=running=false")
+    fleet.paste("stop")
     groups, endpoints = fleet.times(GROUPS, "Modifications complete"), fleet.times("aws_vpc_endpoint", "Destroying")
     assert len(groups) == len(ROLES)
     assert len(endpoints) == 5
@@ -279,7 +300,7 @@ def test_stopping_leaves_the_bucket_and_no_instance(fleet: Fleet) -> None:
     assert s3.get_object(Bucket=bucket, Key=FILM)["Body"].read() == b"a film"
     services = {
         one["ServiceName"].split(".")[-1]
-        for one in aws(fleet.url, "ec2").describe_vpc_endpoints()["VpcEndpoints"]
+        for one in fleet.aws("ec2").describe_vpc_endpoints()["VpcEndpoints"]
         if one["State"] != "deleted"
     }
     assert services == {"s3"}
@@ -302,7 +323,7 @@ def test_fetch_downloads_the_run(fleet: Fleet, tmp_path: Path) -> None:
 
 def test_wait_ends_when_no_host_is_left(fleet: Fleet) -> None:
     assert fleet.do(fleet.command("wait")) == (0, "")
-    ec2 = aws(fleet.url, "ec2")
+    ec2 = fleet.aws("ec2")
     tags = [{"ResourceType": "instance", "Tags": [{"Key": "Fleet", "Value": NAME}]}]
     (host,) = ec2.run_instances(ImageId=fleet.images["cpu"], MinCount=1, MaxCount=1, TagSpecifications=tags)[
         "Instances"
@@ -318,30 +339,30 @@ def test_destroy_without_permission_to_delete_results_deletes_nothing_from_the_b
     assert_bucket_is_protected(fleet)
     assert fleet.key()["KeyState"] == "Enabled"
     assert fleet.groups() == {}
-    assert [vpc for vpc in aws(fleet.url, "ec2").describe_vpcs()["Vpcs"] if not vpc["IsDefault"]] == []
-    s3 = aws(fleet.url, "s3")
+    assert [vpc for vpc in fleet.aws("ec2").describe_vpcs()["Vpcs"] if not vpc["IsDefault"]] == []
+    s3 = fleet.aws("s3")
     s3.delete_bucket_policy(Bucket=fleet.bucket())
     assert s3.get_object(Bucket=fleet.bucket(), Key=FILM)["Body"].read() == b"a film"
 
 
 def test_destroy_leaves_nothing(fleet: Fleet) -> None:
-    fleet.apply("-var=running=false", "-var=delete_results=true")
-    discovery = aws(fleet.url, "servicediscovery")
+    fleet.apply("-var=running=false")
+    discovery = fleet.aws("servicediscovery")
     for service in discovery.list_services()["Services"]:  # as hosts do at boot
         discovery.register_instance(
             ServiceId=service["Id"], InstanceId=service["Name"], Attributes={"AWS_INSTANCE_IPV4": "10.83.0.9"}
         )
-    fleet.destroy("-var=delete_results=true")
+    fleet.paste("destroy")
     assert max(fleet.times(GROUPS, "Destruction complete")) < min(fleet.times(NEEDS, "Destroying"))
-    ec2 = aws(fleet.url, "ec2")
+    ec2 = fleet.aws("ec2")
     assert fleet.groups() == {}
-    assert aws(fleet.url, "s3").list_buckets()["Buckets"] == []
+    assert fleet.aws("s3").list_buckets()["Buckets"] == []
     assert discovery.list_services()["Services"] == []
     assert discovery.list_namespaces()["Namespaces"] == []
-    assert [one for one in aws(fleet.url, "iam").list_roles()["Roles"] if one["RoleName"].startswith(NAME)] == []
-    assert aws(fleet.url, "logs").describe_log_groups()["logGroups"] == []
-    assert aws(fleet.url, "cloudwatch").describe_alarms()["MetricAlarms"] == []
-    assert aws(fleet.url, "sns").list_topics()["Topics"] == []
+    assert [one for one in fleet.aws("iam").list_roles()["Roles"] if one["RoleName"].startswith(NAME)] == []
+    assert fleet.aws("logs").describe_log_groups()["logGroups"] == []
+    assert fleet.aws("cloudwatch").describe_alarms()["MetricAlarms"] == []
+    assert fleet.aws("sns").list_topics()["Topics"] == []
     assert [vpc for vpc in ec2.describe_vpcs()["Vpcs"] if not vpc["IsDefault"]] == []
     assert ec2.describe_launch_templates()["LaunchTemplates"] == []
     states = {

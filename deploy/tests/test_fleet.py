@@ -72,7 +72,7 @@ GAMES = {
     ),
 }
 GAME = GAMES[os.environ.get("APEX_JAX_FLEET_GAME", "Catch")]
-UNTIL_STOPPED = {"total_updates": "0", "total_minutes": "0"}
+UNTIL_STOPPED = {"total_updates": "0", "total_minutes": "100000"}
 BUCKET = "fleet-results"
 
 pytestmark = [

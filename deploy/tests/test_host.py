@@ -23,6 +23,7 @@ pytestmark = [pytest.mark.deploy, pytest.mark.timeout(180)]
 FLEET = "apex-host-test"
 PATH = f"/apex-jax/{FLEET}/keys"
 TOKEN = "a-token"
+RUN = "run-1 total_minutes=240"
 
 
 class Stub(ThreadingHTTPServer):
@@ -181,36 +182,54 @@ def test_boot_names_the_settings_that_the_environment_file_lacks() -> None:
     assert (done.returncode, done.stderr) == (2, "error: the environment file lacks 'APEX_JAX_KEY_FILES'\n")
 
 
-@pytest.mark.parametrize(("role", "healthy"), [("replay", True), ("actor", False), ("replay-1", True)])
+STATUS = {"role": "replay", "healthy": True}
+UNITS = {"running": "active", "ended": "inactive", "stopped": "inactive"}  # the state of a role's unit, for systemctl
+
+
+@pytest.mark.parametrize(
+    ("name", "unit", "status", "healthy", "finished"),
+    [
+        ("replay", "running", STATUS, 1, 0),
+        ("replay-1", "running", {**STATUS, "errors": ["cannot write the journal"]}, 0, 0),
+        ("actor", "running", None, 0, 0),
+        ("learner", "ended", None, 1, 1),
+        ("evaluator", "stopped", None, 0, 0),
+    ],
+)
 def test_health_report_has_the_metrics_that_the_alarms_read(
-    url: str, stub: Stub, tmp_path: Path, role: str, healthy: bool
+    url: str, stub: Stub, tmp_path: Path, name: str, unit: str, status: Any, healthy: int, finished: int
 ) -> None:
-    if healthy:
-        stub.pages["/status"] = json.dumps({"role": "replay"})
+    if status is not None:
+        stub.pages["/status"] = json.dumps(status)
+    systemctl = tmp_path / "systemctl"
+    shown = f"ActiveState={UNITS[unit]}\nExecMainCode=1\nExecMainStatus={143 if unit == 'stopped' else 0}"
+    systemctl.write_text(f"#!/bin/sh\n[ $1 $2 = 'show apex-jax@{name.partition('-')[0]}.service' ] && echo '{shown}'\n")
+    systemctl.write_text(systemctl.read_text().replace("[ $1 $2", '[ "$1 $2"'))
+    systemctl.chmod(0o755)
     environment = {
-        **named(role),
-        "APEX_JAX_STATUS": f"{stub.url}/status",
+        **named(name),
+        "APEX_JAX_STATUS": stub.url.replace("http", "tcp"),
         "APEX_JAX_NAMESPACE": "ApexJax",
         "APEX_JAX_FLEET": FLEET,
+        "APEX_JAX_RUN_AND_END": RUN,
         "APEX_JAX_DATA": str(tmp_path),
+        "PATH": f"{tmp_path}:{os.environ['PATH']}",
     }
     done = run("deploy.host.report_health", AWS_ENDPOINT_URL=url, **environment)
     assert done.returncode == 0, done.stderr
-    metrics = aws(url, "cloudwatch").list_metrics(
-        Namespace="ApexJax", Dimensions=[{"Name": "Fleet", "Value": FLEET}, {"Name": "Role", "Value": role}]
-    )["Metrics"]
-    assert {metric["MetricName"] for metric in metrics} == {"Healthy", "MemoryUsedPercent", "DiskUsedPercent"}
-    assert value_of(url, role, "Healthy") == float(healthy)
-    assert 0 < value_of(url, role, "MemoryUsedPercent") < 100
-    assert 0 < value_of(url, role, "DiskUsedPercent") <= 100
+    assert value_of(url, name, "Healthy") == healthy
+    assert ("not healthy: " in done.stdout) == (not healthy)
+    assert value_of(url, name, "Finished", Run=RUN) == finished
+    assert 0 < value_of(url, name, "MemoryUsedPercent") < 100
+    assert 0 < value_of(url, name, "DiskUsedPercent") <= 100
 
 
-def value_of(url: str, role: str, metric: str) -> float:
-    """Returns the largest value of a metric that was ever reported."""
+def value_of(url: str, role: str, metric: str, **more: str) -> float:
+    """Returns the largest value of a metric that was ever reported; `more`: further dimensions."""
     found = aws(url, "cloudwatch").get_metric_statistics(
         Namespace="ApexJax",
         MetricName=metric,
-        Dimensions=[{"Name": "Fleet", "Value": FLEET}, {"Name": "Role", "Value": role}],
+        Dimensions=[{"Name": key, "Value": text} for key, text in {"Fleet": FLEET, "Role": role, **more}.items()],
         StartTime=0,
         EndTime=4_000_000_000,
         Period=60,

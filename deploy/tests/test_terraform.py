@@ -64,6 +64,11 @@ def test_estimate_knows_how_often_a_configuration_publishes_parameters() -> None
         assert known.get(name, 1.0) == config["learner"].get("publish_interval_seconds", 1.0)
 
 
+def test_printed_commands_know_every_variable_but_those_that_they_set() -> None:
+    choices = (TERRAFORM / "outputs.tf").read_text().partition("choices = {")[2].partition("}")[0]
+    assert {*re.findall(r"= var\.(\w+)", choices)} == {*blocks("variable")} - {"running", "delete_results"}
+
+
 GUIDE = (ROOT / "deploy/README.md").read_text()
 BLOCKS = "".join(re.findall(r"```bash\n(.*?)```", GUIDE, re.DOTALL))
 COMMANDS = [*re.findall(r"`([^`\n]+)`", GUIDE), *BLOCKS.splitlines()]

@@ -57,7 +57,7 @@ class Terraform:
         self.folder = folder
         config = folder / "cli.tfrc"
         config.write_text(_mirror())
-        self._environment = {
+        self.environment = {
             **{name: value for name, value in os.environ.items() if not name.startswith(("TF_", "AWS_"))},
             "TF_CLI_CONFIG_FILE": str(config),
             "TF_IN_AUTOMATION": "1",
@@ -71,7 +71,7 @@ class Terraform:
         done = subprocess.run(
             ["terraform", *arguments],
             cwd=self.folder,
-            env=self._environment,
+            env=self.environment,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -149,24 +149,25 @@ def _answers(url: str) -> bool:
         return False
 
 
-def aws(url: str, service: str) -> Any:
+def aws(url: str, service: str, region: str = REGION) -> Any:
     """Returns a client of moto."""
     import boto3  # not at the top: plain `make test` does without
 
     keys = {"aws_access_key_id": "testing", "aws_secret_access_key": "testing"}
-    return boto3.client(service, endpoint_url=url, region_name=REGION, **keys)
+    return boto3.client(service, endpoint_url=url, region_name=region, **keys)
 
 
 def aim_at_moto(folder: Path, url: str) -> None:
     """Makes the real provider use moto instead of AWS, by an override file; the configuration is unchanged.
 
-    moto forgets the descriptions of security groups' rules and the maintenance policy of a group, and takes a launch
-    template's own tags for those of what is launched, so a plan does not look at these three.
+    moto forgets the descriptions of security groups' rules and the maintenance policy of a group, adds empty parts to a
+    scaling policy, and takes a launch template's own tags for those of what is launched: a plan ignores these.
     """
     forgotten = "\n".join(_ignoring(f"aws_vpc_security_group_{way}_rule", name, "description") for way, name in RULES)
     (folder / "role/moto_override.tf").write_text(
         _ignoring("aws_launch_template", "role", "tag_specifications")
         + _ignoring("aws_autoscaling_group", "role", "instance_maintenance_policy")
+        + _ignoring("aws_autoscaling_policy", "end", "enabled, predictive_scaling_configuration")
     )
     endpoints = "\n".join(f'    {service} = "{url}"' for service in SERVICES)
     (folder / "moto_override.tf").write_text(
@@ -197,9 +198,9 @@ def _ignoring(kind: str, name: str, argument: str) -> str:
     return f'resource "{kind}" "{name}" {{\n  lifecycle {{\n    ignore_changes = [{argument}]\n  }}\n}}\n'
 
 
-def make_images(url: str, commit: str = COMMIT) -> dict[str, str]:
+def make_images(url: str, region: str = REGION, commit: str = COMMIT) -> dict[str, str]:
     """Makes the two images of a commit, as deploy/packer would; returns their ids by kind."""
-    ec2, ids = aws(url, "ec2"), {}
+    ec2, ids = aws(url, "ec2", region), {}
     for kind in ("cpu", "gpu"):
         made = ec2.register_image(Name=f"apex-jax-{kind}-{commit[:12]}-20261121-000000", RootDeviceName="/dev/sda1")
         ids[kind] = made["ImageId"]

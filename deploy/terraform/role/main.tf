@@ -1,4 +1,4 @@
-# The hosts of one role: a launch template, and a group that keeps `hosts` of them alive.
+# The hosts of one role: a launch template, a group that keeps `hosts` of them alive, and the policy that ends them.
 
 resource "aws_launch_template" "role" {
   name                   = var.settings.name
@@ -49,9 +49,9 @@ resource "aws_launch_template" "role" {
 
 resource "aws_autoscaling_group" "role" {
   name                      = var.settings.name
-  min_size                  = var.hosts
+  min_size                  = 0 # the policy below sets the group to it
   max_size                  = var.hosts
-  desired_capacity          = var.hosts
+  desired_capacity          = var.is_over ? 0 : var.hosts
   vpc_zone_identifier       = var.subnet_ids
   health_check_type         = "EC2"
   health_check_grace_period = 300
@@ -121,4 +121,18 @@ resource "aws_autoscaling_group" "role" {
       propagate_at_launch = true
     }
   }
+
+  tag { # what the group runs: is_over in end.tf asks for it
+    key                 = "ApexJaxRun"
+    value               = var.settings.run
+    propagate_at_launch = false
+  }
+}
+
+resource "aws_autoscaling_policy" "end" {
+  name                   = "${var.settings.name}-end"
+  autoscaling_group_name = aws_autoscaling_group.role.name
+  adjustment_type        = "ExactCapacity"
+  scaling_adjustment     = 0
+  cooldown               = 60
 }

@@ -3,11 +3,15 @@ output "group_name" {
   value       = aws_autoscaling_group.role.name
 }
 
+output "end_policy_arn" {
+  description = "Policy that sets the group to 0 hosts."
+  value       = aws_autoscaling_policy.end.arn
+}
+
 output "group" {
   description = "The group as made: what tests read."
   value = {
     hosts              = aws_autoscaling_group.role.desired_capacity
-    min_size           = aws_autoscaling_group.role.min_size
     max_size           = aws_autoscaling_group.role.max_size
     capacity_rebalance = aws_autoscaling_group.role.capacity_rebalance
     maintenance        = one(aws_autoscaling_group.role.instance_maintenance_policy)

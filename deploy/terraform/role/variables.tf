@@ -10,6 +10,7 @@ variable "settings" {
     instance_profile_name = string
     security_group_id     = string
     tags                  = map(string)
+    run                   = string
   })
 
   validation {
@@ -26,6 +27,11 @@ variable "subnet_ids" {
 variable "hosts" {
   description = "Number of hosts."
   type        = number
+}
+
+variable "is_over" {
+  description = "Whether the run is over: then the group has no host, and the same maximum."
+  type        = bool
 }
 
 variable "spot_percentage" {

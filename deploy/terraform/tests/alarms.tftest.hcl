@@ -1,4 +1,4 @@
-# Which conditions raise an alarm, and which do not.
+# Which conditions raise an alarm or end the fleet, and which do not.
 
 mock_provider "aws" {
   source = "./tests/mocks"
@@ -11,47 +11,77 @@ variables {
 
 run "every_role_is_watched" {
   assert {
-    condition = toset([for alarm in aws_cloudwatch_metric_alarm.host : alarm.dimensions.Role if alarm.metric_name == "Healthy"]) == toset([
-      "replay", "learner", "actor", "evaluator"
-    ])
-    error_message = "Each role's health has an alarm."
+    condition = {
+      for name, alarm in aws_cloudwatch_metric_alarm.health : name => join(" ", flatten([
+        alarm.alarm_name, alarm.threshold, alarm.datapoints_to_alarm, alarm.evaluation_periods,
+        [for query in alarm.metric_query : query.metric[0].stat if query.id == "healthy"]
+      ]))
+      } == {
+      learner   = "apex-jax-learner-stopped 1 10 15 Maximum"
+      replay    = "apex-jax-replay-stopped 1 10 15 Maximum"
+      evaluator = "apex-jax-evaluator-stopped 1 10 15 Maximum"
+      actor     = "apex-jax-actors-failing 0.9 10 15 Average"
+    }
+    error_message = "Each role's health has an alarm; among actors, one healthy host must not hide the others, as it would in a maximum."
   }
   assert {
-    condition = alltrue([
-      for alarm in aws_cloudwatch_metric_alarm.host : alarm.treat_missing_data == "breaching" if alarm.metric_name == "Healthy"
-    ])
-    error_message = "A host that reports nothing is not healthy."
-  }
-  assert {
-    condition = alltrue([
-      for alarm in aws_cloudwatch_metric_alarm.host : alarm.evaluation_periods == 15 && alarm.datapoints_to_alarm == 8
-      if alarm.metric_name == "Healthy"
-    ])
-    error_message = "A role that systemd starts again and again is healthy now and then: not every minute has to be bad."
-  }
-  assert {
-    condition = alltrue([
-      for alarm in aws_cloudwatch_metric_alarm.host :
-      alarm.namespace == local.environment.actor.APEX_JAX_NAMESPACE && alarm.dimensions.Fleet == local.environment.actor.APEX_JAX_FLEET
-    ])
+    condition = alltrue(flatten([
+      for role, alarm in aws_cloudwatch_metric_alarm.health : [
+        for query in alarm.metric_query : query.metric[0].namespace == local.environment[role].APEX_JAX_NAMESPACE &&
+        query.metric[0].dimensions == tomap({ Fleet = local.environment[role].APEX_JAX_FLEET, Role = role }) if query.id == "healthy"
+      ]
+    ]))
     error_message = "Alarms read what the hosts report."
+  }
+  assert {
+    condition = alltrue([
+      for alarm in concat(values(aws_cloudwatch_metric_alarm.health), values(aws_cloudwatch_metric_alarm.end), aws_cloudwatch_metric_alarm.actors_missing) :
+      alarm.treat_missing_data == "notBreaching"
+    ])
+    error_message = "What is missing before a group exists raises no alarm; later the group's desired hosts make a missing report an unhealthy one."
+  }
+  assert {
+    condition = { for name, alarm in aws_cloudwatch_metric_alarm.full : name => "${alarm.dimensions.Role} ${alarm.metric_name}" } == {
+      learner-disk  = "learner DiskUsedPercent"
+      replay-memory = "replay MemoryUsedPercent"
+      replay-disk   = "replay DiskUsedPercent"
+    }
+    error_message = "Memory and disks that grow are watched."
   }
 }
 
-run "hosts_of_actors_that_do_not_act_are_told_of" {
+run "end_of_the_run_ends_every_group" {
   assert {
-    condition = (
-      aws_cloudwatch_metric_alarm.host["actors-failing"].metric_name == "Healthy" &&
-      aws_cloudwatch_metric_alarm.host["actors-failing"].dimensions.Role == "actor" &&
-      aws_cloudwatch_metric_alarm.host["actors-failing"].statistic == "Average" &&
-      aws_cloudwatch_metric_alarm.host["actors-failing"].comparison_operator == "LessThanThreshold" &&
-      aws_cloudwatch_metric_alarm.host["actors-failing"].threshold == 0.9
-    )
-    error_message = "One healthy actor host must not hide the others, as it would in a maximum."
+    condition = { for name, alarm in aws_cloudwatch_metric_alarm.end : name => alarm.evaluation_periods } == {
+      actor = 3, replay = 5, evaluator = 15, learner = 17
+    }
+    error_message = "The evaluator has time for the final weights, and the host that reports the end goes last."
   }
   assert {
-    condition     = aws_cloudwatch_metric_alarm.actors_missing[0].metric_name == "GroupInServiceInstances"
-    error_message = "Hosts that are not there have an alarm of their own."
+    condition = alltrue([
+      for alarm in aws_cloudwatch_metric_alarm.end : "${alarm.metric_name} ${alarm.statistic} ${alarm.threshold}" == "Finished Minimum 1" &&
+      alarm.dimensions.Role == "learner" && alarm.dimensions.Run == local.environment.learner.APEX_JAX_RUN_AND_END
+    ]) && local.environment.learner.APEX_JAX_RUN_AND_END == "run-1 total_minutes=240"
+    error_message = "Only the end of this run, with these limits, counts."
+  }
+}
+
+run "run_that_is_over_starts_no_host" {
+  command = plan
+
+  override_data {
+    target = data.aws_autoscaling_groups.same_run
+    values = { names = ["apex-jax-learner", "another-learner"] }
+  }
+  override_data {
+    target = data.aws_autoscaling_group.learner
+    values = { desired_capacity = 0, max_size = 1 }
+  }
+  expect_failures = [check.run]
+
+  assert {
+    condition     = module.learner.group.hosts + module.replay[0].group.hosts + module.actor.group.hosts + module.evaluator[0].group.hosts == 0
+    error_message = "An apply must not undo what the end of the run did."
   }
 }
 
@@ -61,16 +91,9 @@ run "each_replay_server_is_watched_under_its_name" {
   }
 
   assert {
-    condition = {
-      for name, alarm in aws_cloudwatch_metric_alarm.host : name => "${alarm.dimensions.Role} ${alarm.metric_name}" if startswith(name, "replay")
-      } == {
-      replay-stopped   = "replay Healthy"
-      replay-memory    = "replay MemoryUsedPercent"
-      replay-disk      = "replay DiskUsedPercent"
-      replay-1-stopped = "replay-1 Healthy"
-      replay-1-memory  = "replay-1 MemoryUsedPercent"
-      replay-1-disk    = "replay-1 DiskUsedPercent"
-    }
+    condition = alltrue([
+      for alarms in [aws_cloudwatch_metric_alarm.health, aws_cloudwatch_metric_alarm.end] : contains(keys(alarms), "replay-1")
+    ]) && contains(keys(aws_cloudwatch_metric_alarm.full), "replay-1-memory") && contains(keys(aws_cloudwatch_metric_alarm.full), "replay-1-disk")
     error_message = "A healthy replay server must not hide another, as it would in a maximum of both."
   }
 }
@@ -82,13 +105,7 @@ run "roles_without_hosts_raise_nothing" {
   }
 
   assert {
-    condition = alltrue([
-      for name in ["actors-failing", "evaluator-stopped"] : !contains(keys(aws_cloudwatch_metric_alarm.host), name)
-    ]) && length(aws_cloudwatch_metric_alarm.actors_missing) == 0
+    condition     = toset(keys(aws_cloudwatch_metric_alarm.health)) == toset(["learner", "replay"]) && length(aws_cloudwatch_metric_alarm.actors_missing) == 0
     error_message = "Nobody is missed who was not asked for."
-  }
-  assert {
-    condition     = contains(keys(aws_cloudwatch_metric_alarm.host), "learner-stopped") && contains(keys(aws_cloudwatch_metric_alarm.host), "replay-stopped")
-    error_message = "The others are watched as before."
   }
 }

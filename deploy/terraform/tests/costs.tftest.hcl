@@ -13,57 +13,57 @@ variables {
 #   814.40  instances: 730 h x (0.1323 + 0.8048 + 2 x 0.1785 x 0.4 + 0.0893 x 0.4)
 #    16.00  200 GiB of disks
 #    36.50  5 endpoints in 1 zone
-#     3.60  3 metrics of each of 4 names
+#     4.80  4 metrics of each of 4 names
 #     2.19  60 reports an hour of each of 5 hosts
 #     3.29  300 writes to S3 an hour of each of 3 hosts
-#     0.80  8 alarms
+#     1.70  17 metrics that alarms read
 #     0.14  0.25 GB of logs
 #     4.16  181 GB in the bucket: a day of 128 environments (74 GB), a week of checkpoints (106 GB)
 #     5.50  KMS key 1.00, private zone 0.50, snapshots of the images 4.00: what a stopped fleet costs, too
-#   886.58  of which an hour is 1.21
+#   888.68  of which an hour is 1.22
 run "small" {
   assert {
-    condition     = output.estimated_usd == { hour = "1.21", month = "887", month_traffic = "0", month_stopped = "6", prices = "us-east-1, 2026-11" }
+    condition     = output.estimated_usd == { hour = "1.22", month = "889", month_traffic = "0", month_stopped = "6", prices = "us-east-1, 2026-11" }
     error_message = "An hour and a month of small cost as by hand: not ${jsonencode(output.estimated_usd)}."
   }
 }
 
-# paper: 1584.39 instances, 27.20 disks, 36.50 endpoints, 3.60 metrics, 3.94 reports, 3.29 writes, 0.80 alarms, 0.24 logs,
-# 7.26 bucket (209 + 106 GB), 5.50: together 1672.72, an hour 2.29.
+# paper: 1584.39 instances, 27.20 disks, 36.50 endpoints, 4.80 metrics, 3.94 reports, 3.29 writes, 1.70 alarms, 0.24 logs,
+# 7.26 bucket (209 + 106 GB), 5.50: together 1674.82, an hour 2.29.
 run "paper" {
   variables {
     size = "paper"
   }
 
   assert {
-    condition     = output.estimated_usd == { hour = "2.29", month = "1673", month_traffic = "0", month_stopped = "6", prices = "us-east-1, 2026-11" }
+    condition     = output.estimated_usd == { hour = "2.29", month = "1675", month_traffic = "0", month_stopped = "6", prices = "us-east-1, 2026-11" }
     error_message = "An hour and a month of paper cost as by hand: not ${jsonencode(output.estimated_usd)}."
   }
 }
 
-# large: 6685.78 instances, 75.20 disks, 36.50 endpoints, 6.30 metrics of 7 names, 13.14 reports, 6.57 writes, 1.70 alarms,
-# 0.81 logs, 21.68 bucket (836 + 106 GB), 5.50: together 6853.18, an hour 9.39.
+# large: 6685.78 instances, 75.20 disks, 36.50 endpoints, 8.40 metrics of 7 names, 13.14 reports, 6.57 writes, 3.20 alarms,
+# 0.81 logs, 21.68 bucket (836 + 106 GB), 5.50: together 6856.78, an hour 9.39.
 run "large" {
   variables {
     size = "large"
   }
 
   assert {
-    condition     = output.estimated_usd == { hour = "9.39", month = "6853", month_traffic = "0", month_stopped = "6", prices = "us-east-1, 2026-11" }
+    condition     = output.estimated_usd == { hour = "9.39", month = "6857", month_traffic = "0", month_stopped = "6", prices = "us-east-1, 2026-11" }
     error_message = "An hour and a month of large cost as by hand: not ${jsonencode(output.estimated_usd)}."
   }
 }
 
 # Half of the hosts are in the second zone: 1 actor host with 13.2 MB of parameters each 0.3 s (158.40 GB an hour), half an
 # evaluator with 13.2 MB a minute (0.40 GB), and 64 environments with 35 transitions a second of 192 bytes (1.55 GB): 160.34 GB
-# x 0.02 x 730 h = 2341.02 dollars. With 5 more endpoints (36.50) and the 886.58 of one zone, a month costs 3264.10, an hour 4.47.
+# x 0.02 x 730 h = 2341.02 dollars. With 5 more endpoints (36.50) and the 888.68 of one zone, a month costs 3266.20, an hour 4.47.
 run "two_zones" {
   variables {
     zone_names = ["us-east-1a", "us-east-1b"]
   }
 
   assert {
-    condition     = output.estimated_usd == { hour = "4.47", month = "3264", month_traffic = "2341", month_stopped = "6", prices = "us-east-1, 2026-11" }
+    condition     = output.estimated_usd == { hour = "4.47", month = "3266", month_traffic = "2341", month_stopped = "6", prices = "us-east-1, 2026-11" }
     error_message = "Traffic between zones costs as by hand: not ${jsonencode(output.estimated_usd)}."
   }
 }
@@ -82,12 +82,11 @@ run "parameters_that_are_published_less_often" { # each 3 s: 15.84 + 0.40 + 1.55
 
 run "prices_that_are_not_known_are_not_made_up" {
   variables {
-    region         = "eu-west-1"
     instance_types = { actor = ["c9x.large"] }
   }
 
   assert {
-    condition     = startswith(output.estimated_usd.hour, "unknown") && endswith(output.estimated_usd.prices, "eu-west-1 has prices of its own, which are not known here")
+    condition     = startswith(output.estimated_usd.hour, "unknown") && startswith(output.estimated_usd.month, "unknown")
     error_message = "The cost says what it does not know: ${jsonencode(output.estimated_usd)}."
   }
 }

@@ -8,6 +8,15 @@ variables {
   commit = "0123456789abcdef0123456789abcdef01234567"
 }
 
+run "run_without_an_end" {
+  command = plan
+
+  variables {
+    settings = { "total_minutes" = "0", "evaluator.stop_at_return" = "20" } # which may never be reached
+  }
+  expect_failures = [terraform_data.rules]
+}
+
 run "existing_vpc_needs_subnets_and_endpoints" {
   command = plan
 

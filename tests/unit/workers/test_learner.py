@@ -154,8 +154,10 @@ def test_unreachable_replay_server_at_the_end_is_logged_and_not_waited_for_for_e
     monkeypatch.setattr(module, "FINISH_SECONDS", 0.1)
     role = RoleContext(config.replace(total_updates=8), context, "learner")
     with open_learner(role, segment_spec(config)) as learner:
+        assert learner.describe()["finished"] is False
         learner.counters.updates = 8
         learn_and_end(learner, learner.learn)  # nobody serves the sampling link
+        assert learner.describe()["finished"] is True
     assert "the replay server did not receive that the run is over" in caplog.text
     assert learner.saver.checkpointer.saved_updates == 8
 
@@ -176,6 +178,7 @@ def test_end_of_the_run_is_announced_after_the_last_save(
         learner.counters.updates = 8
         with pytest.raises(FatalError, match="the last updates are lost"):
             learn_and_end(learner, learner.learn)
+        assert learner.describe()["finished"] is False
     assert told == []
 
 

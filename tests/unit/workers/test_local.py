@@ -70,7 +70,9 @@ class Stage:
         for name, line in (well | {name.replace("_", "-"): line for name, line in lines.items()}).items():
             (self.folder / f"{name}.py").write_text(line)
         with RunPage(self.config) as page:
-            LocalRun(self.config, AddressConfig(weights="ipc://w"), self.stop, page).run()
+            self.local = LocalRun(self.config, AddressConfig(weights="ipc://w"), self.stop, page)
+            assert self.local.report()["finished"] is False
+            self.local.run()
 
     @property
     def lives(self) -> dict[str, int]:
@@ -94,6 +96,7 @@ def test_run_is_over_when_the_learner_and_then_the_evaluator_have_ended(
 ) -> None:
     stage.run()
     assert stage.lives == ONCE_EACH
+    assert stage.local.report()["finished"] is True
     printed = capsys.readouterr().out
     assert f"Files:       {stage.config.run_directory} " in printed
     assert f"Look at:     {stage.config.run_directory}/report.html\n" in printed

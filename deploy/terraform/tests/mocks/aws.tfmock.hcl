@@ -59,3 +59,7 @@ mock_resource "aws_sns_topic" {
 mock_resource "aws_service_discovery_service" {
   defaults = { id = "srv-mocked", arn = "arn:aws:servicediscovery:us-east-1:123456789012:service/srv-mocked" }
 }
+
+mock_resource "aws_autoscaling_policy" {
+  defaults = { arn = "arn:aws:autoscaling:us-east-1:123456789012:scalingPolicy:mocked" }
+}
