@@ -21,22 +21,24 @@ class FleetPage:
     def __init__(self) -> None:
         self._lines: dict[str, KeptLines] = {}  # by address
         self._newest: dict[str, Mapping[str, float]] = {}
+        self._frames = 0.0  # of the run, as the newest report that has them says
         self.data: dict[str, Any] = {}
 
     def update(self, statuses: Sequence[ProcessStatus]) -> None:
         """Shows these from now on."""
-        step = max((frames(status.content) for status in statuses if status.content is not None), default=0)
+        self._frames = max((frames(status.content or {}) for status in statuses), default=0) or self._frames
         for status in statuses:
             values = metrics(status.content or {})
             if values and values != self._newest.get(status.address):  # a process writes them only at times
                 self._newest[status.address] = values
                 lines = self._lines.setdefault(status.address, KeptLines())
-                lines.add({"time": time.time(), "step": step, **values})
+                step = values.get("eval/frames", self._frames)  # an evaluation is of older weights
+                lines.add({**values, "time": time.time(), "step": step})
         wrong = [f"{status.name}: {problem}" for status in statuses for problem in status.problems]
         advice = [f"{each.name}: {text}" for each in statuses for text in warnings(each.content or {})[:MAX_LINES]]
         kept = [line for lines in self._lines.values() for line in lines.lines]
         self.data = {
-            "task": f"Fleet of {len(statuses)} processes",
+            "task": "Fleet",
             "phase": f"{len(wrong)} problem{'s' * (len(wrong) > 1)}" if wrong else "works",
             "share": None,
             "written": time.strftime("%Y-%m-%d %H:%M:%S"),
@@ -53,7 +55,8 @@ class FleetPage:
         """Answers a request for the page, or for its data."""
         if path == "/":
             return Answer(200, "text/html; charset=utf-8", document(self.data).encode())
-        return Answer(200, "application/json", json.dumps(self.data).encode()) if path == "/data.json" else None
+        text = json.dumps(self.data, allow_nan=False)
+        return Answer(200, "application/json", text.encode()) if path == "/data.json" else None
 
 
 def serve(ask: Callable[[], Sequence[ProcessStatus]], port: int) -> int:

@@ -99,7 +99,7 @@ def _named(text: str) -> tuple[str, str]:
 
 def _port(text: str) -> int:
     if not (text.isdecimal() and int(text) < 2**16):
-        raise ArgumentTypeError(f"{short_repr(text)} is no port: give 0 (any that is free) to 65535")
+        raise ArgumentTypeError(f"{short_repr(text)} is no port: give 0 (any that is free) to 65535, or --page last")
     return int(text)
 
 
@@ -140,7 +140,7 @@ def _parser() -> Parser:
     what = "addresses.status of a process; NAME, such as learner, is shown for one that does not answer"
     parser.add_argument("addresses", nargs="*", metavar="[NAME=]ADDRESS", help=what)
     parser.add_argument("--fleet", metavar="FILE", help="a file with such an address in each line")
-    page = "serve a page of them on this machine, until Ctrl-C (default: a free port)"
+    page = "serve a page of these roles on this machine, until Ctrl-C (default: a free port); a local run has its own"
     parser.add_argument("--page", metavar="PORT", nargs="?", type=_port, const=0, help=page)
     parser.add_argument("--json", action="store_true", help="print the reports as they came, by address if several")
     return parser

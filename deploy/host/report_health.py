@@ -20,18 +20,18 @@ MEMINFO = Path("/proc/meminfo")
 def main() -> int:
     """Measures and reports; returns the exit code."""
     environment = os.environ
-    finished = is_finished(environment["APEX_JAX_ROLE"])
-    values = {
-        "Finished": float(finished),
-        "Healthy": float(finished or is_healthy(environment["APEX_JAX_STATUS"])),
-        "MemoryUsedPercent": memory_used_percent(MEMINFO.read_text()),
-        "DiskUsedPercent": disk_used_percent(environment.get("APEX_JAX_DATA", DATA)),
-    }
-    dimensions = {
-        "Fleet": environment["APEX_JAX_FLEET"],
-        "Role": environment.get("APEX_JAX_NAME", environment["APEX_JAX_ROLE"]),
-    }
     try:
+        finished = is_finished(environment["APEX_JAX_ROLE"])
+        values = {
+            "Finished": float(finished),
+            "Healthy": float(finished or is_healthy(environment["APEX_JAX_STATUS"])),
+            "MemoryUsedPercent": memory_used_percent(MEMINFO.read_text()),
+            "DiskUsedPercent": disk_used_percent(environment.get("APEX_JAX_DATA", DATA)),
+        }
+        dimensions = {
+            "Fleet": environment["APEX_JAX_FLEET"],
+            "Role": environment.get("APEX_JAX_NAME", environment["APEX_JAX_ROLE"]),
+        }
         report(values, environment["APEX_JAX_NAMESPACE"], dimensions, environment["APEX_JAX_RUN_AND_END"])
     except Exception as error:  # the timer retries in a minute, and missing reports raise an alarm
         print(f"error: {error}", file=sys.stderr)
@@ -46,7 +46,7 @@ def is_finished(role: str) -> bool:
     """
     shown = subprocess.run(
         ["systemctl", "show", f"apex-jax@{role}.service", "--property=ActiveState,ExecMainCode,ExecMainStatus"],
-        capture_output=True, text=True, check=False,
+        capture_output=True, text=True, check=True,
     ).stdout  # fmt: skip
     return {*shown.splitlines()} >= {"ActiveState=inactive", "ExecMainCode=1", "ExecMainStatus=0"}  # 1: it has exited
 

@@ -49,7 +49,7 @@ resource "aws_sns_topic_subscription" "email" {
 # A minute counts as bad if the group should have hosts and none reports that it is healthy (of actors: fewer than nine of
 # ten). No minute counts before the group exists. Ten minutes are more than a start takes.
 resource "aws_cloudwatch_metric_alarm" "health" {
-  for_each = { for name, alarm in local.health_alarms : name => alarm if var.running && local.hosts[local.role_of[name]] > 0 }
+  for_each = { for name, alarm in local.health_alarms : name => alarm if var.running && local.hosts[local.role_of[name]] > 0 && (local.role_of[name] != "replay" || local.actor_hosts > 0) } # without actors it has a problem
 
   alarm_name          = "${var.name}-${each.value.alarm}"
   alarm_description   = "${each.value.description} See its log, and the stream of its host."

@@ -1,9 +1,10 @@
-# The end of a run. When the learner has ended because of a limit, its host reports Finished = 1; by then checkpoint and
-# results are in the bucket. Alarms then set every group to 0 hosts, and no apply starts hosts again for the same run
+# The end of a run. When the learner has ended because of a limit, its host reports Finished = 1; by then results and, if
+# its last copy did not fail, the checkpoint are in the bucket. Alarms then set every group to 0 hosts, and no apply starts hosts again for the same run
 # with the same limits.
 
 locals {
-  limits      = ["total_minutes", "total_updates", "total_environment_frames", "evaluator.stop_at_return"]
+  bounds      = ["total_minutes", "total_updates", "total_environment_frames"] # a return may never be reached
+  limits      = concat(local.bounds, ["evaluator.stop_at_return"])
   run_and_end = join(" ", concat([var.run], [for key in local.limits : "${key}=${local.settings[key]}" if contains(keys(local.settings), key)]))
 
   # The learner's group has run this run with these limits, and an alarm has set it to 0 hosts: running = false, which
@@ -13,9 +14,9 @@ locals {
     for role, hosts in local.hosts : role => var.running || local.is_over ? (role == "replay" ? 1 : hosts) : 0
   }
 
-  # How long Finished must be 1 before a group ends. The evaluator plays the final weights meanwhile; the learner ends
-  # last, because its host reports.
-  end_minutes = { actor = 3, replay = 5, evaluator = 15, learner = 17 }
+  # How long Finished must be 1 before a group ends. The evaluator plays the final weights meanwhile, as long as a local
+  # run lets it; the learner ends last, because its host reports.
+  end_minutes = { actor = 3, replay = 5, evaluator = 40, learner = 42 }
 
   groups = merge(
     { for index, name in local.replay_names : name => module.replay[index] },
@@ -47,7 +48,8 @@ check "run" {
 resource "aws_cloudwatch_metric_alarm" "end" {
   for_each = var.running ? toset(keys(local.groups)) : []
 
-  alarm_name          = "${var.name}-end-${each.key}"
+  # Another run has alarms of its own, because one that is still on would end its hosts.
+  alarm_name          = "${var.name}-end-${each.key}-${substr(sha1(local.run_and_end), 0, 8)}"
   alarm_description   = "The run ${var.run} is over: ${each.key} ends. Results: ${local.run_url}. `running=false` ends the costs of endpoints."
   namespace           = local.metric_namespace
   metric_name         = "Finished"

@@ -1,5 +1,5 @@
-# The learner: one GPU, or several (learner_devices). A group of one host, on demand: a replacement resumes from the newest checkpoint in the bucket
-# and takes over the private name.
+# The learner: one GPU, or several (learner_devices). A group of one host, on demand: a replacement resumes from the
+# newest checkpoint in the bucket and takes over the private name.
 
 module "learner" {
   source = "./role"

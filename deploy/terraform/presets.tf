@@ -57,7 +57,8 @@ locals {
   preset = local.presets[var.size]
 
   config_file             = coalesce(var.config_file, local.preset.config_file)
-  settings                = merge(local.preset.settings, var.settings)
+  has_own_limit           = anytrue([for key in local.bounds : contains(keys(var.settings), key)]) # then the preset's does not count
+  settings                = merge({ for key, value in local.preset.settings : key => value if key != "total_minutes" || !local.has_own_limit }, var.settings)
   ladder_environments     = coalesce(var.ladder_environments, local.preset.ladder_environments)
   replay_hosts            = coalesce(var.replay_hosts, local.preset.replay_hosts)
   learner_devices         = var.learner_devices == null ? local.preset.learner_devices : var.learner_devices

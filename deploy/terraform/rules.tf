@@ -7,8 +7,8 @@ resource "terraform_data" "rules" {
       error_message = "This state is of the fleet ${terraform_data.fleet.output.name} in ${terraform_data.fleet.output.region}, not of ${var.name} in ${var.region}, and would forget it: give -var name=${terraform_data.fleet.output.name} -var region=${terraform_data.fleet.output.region}, or destroy that fleet first."
     }
     precondition {
-      condition     = anytrue([for key in ["total_minutes", "total_updates", "total_environment_frames"] : try(tonumber(local.settings[key]) > 0, false)])
-      error_message = "settings: nothing ends this run, so the fleet would cost without end: give total_minutes above 0, such as settings = { total_minutes = \"600\" }, or total_updates, or total_environment_frames."
+      condition     = anytrue([for key in local.bounds : try(tonumber(local.settings[key]) > 0, false)])
+      error_message = "settings: nothing ends this run: give total_minutes above 0, such as settings = { total_minutes = \"600\" }, or total_updates, or total_environment_frames."
     }
     precondition {
       condition     = alltrue([for given in [length(var.subnet_ids) > 0, var.endpoints_security_group_id != ""] : given != local.own_vpc])

@@ -34,14 +34,23 @@ def test_page_shows_each_process_its_problems_and_its_metrics_over_time(served: 
 
         served.content |= {"environment_frames": 2_000, "metrics": {"charts/updates_per_second": 30.0}}
 
-        def speeds() -> list[float]:
+        def chart_of(title: str) -> dict[str, Any]:
             newest: dict[str, Any] = json.loads(ask(int(port), "/data.json").body)
-            [chart] = [chart for chart in newest["charts"] if chart["title"] == "Speed of the learner"]
-            values: list[float] = chart["series"][0]["y"]
+            [chart] = [chart for chart in newest["charts"] if chart["title"] == title]
+            curve: dict[str, Any] = chart["series"][0]
+            return curve
+
+        def speeds() -> list[float]:
+            values: list[float] = chart_of("Speed of the learner")["y"]
             return values
 
         assert program.wait_until(lambda: len(speeds()) > 1)
         assert speeds() == [10.0, 30.0]
+
+        metrics = {"eval/episodic_return": 5.0, "eval/frames": 1_500, "time": 1e30}
+        served.content = {"role": "evaluator", "metrics": metrics}
+        program.wait_until(lambda: chart_of("Return over experience")["x"])
+        assert chart_of("Return over experience") == {"name": "evaluation", "x": [1_500], "y": [5]}
         program.send(signal.SIGINT)
         assert program.exit_code() == 130
     assert program.stderr == ""
