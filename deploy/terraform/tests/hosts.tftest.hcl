@@ -84,12 +84,16 @@ run "large" {
 run "settings_of_the_preset_can_be_changed_one_by_one" {
   variables {
     size     = "large"
-    settings = { "learner.batch_size" = "1024" }
+    settings = { "learner.batch_size" = "1024", "total_updates" = "100000" }
   }
 
   assert {
     condition     = strcontains(output.user_data.learner, "learner.batch_size=1024 ") && strcontains(output.user_data.learner, "replay.capacity_transitions=8000000 ")
     error_message = "A given setting replaces that of the preset, and the others stay."
+  }
+  assert {
+    condition     = !strcontains(output.user_data.learner, "total_minutes") && strcontains(output.user_data.learner, "total_updates=100000")
+    error_message = "A given limit replaces the preset's minutes, which might end the run sooner."
   }
 }
 
