@@ -22,9 +22,8 @@ INSTALL_ONNX = "pip install " + ("-r requirements-export.txt" if CHECKOUT else "
 
 def write_stablehlo(path: Path, function: Any, like: jax.ShapeDtypeStruct) -> None:
     """Writes a jitted function of observations as `jax.export` serializes it. Raises OSError."""
-    jax.config.update(
-        "jax_hlo_source_file_canonicalization_regex", ".*/"
-    )  # else the file names folders of this machine
+    # Without the folders of this machine, which the source locations in the file would name.
+    jax.config.update("jax_hlo_source_file_canonicalization_regex", ".*/")
     with jax.default_matmul_precision("highest"):  # a GPU would multiply with 10 bits (TF32), and miss the tolerance
         exported = export.export(function, platforms=PLATFORMS)(like)
     path.write_bytes(exported.serialize())

@@ -21,7 +21,7 @@ class FleetPage:
     def __init__(self) -> None:
         self._lines: dict[str, KeptLines] = {}  # by address
         self._newest: dict[str, Mapping[str, float]] = {}
-        self._frames = 0.0  # of the run, as the newest report that has them says
+        self._frames = 0.0  # of the run, by the newest report that has a count
         self.data: dict[str, Any] = {}
 
     def update(self, statuses: Sequence[ProcessStatus]) -> None:

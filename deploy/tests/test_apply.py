@@ -220,7 +220,7 @@ def test_every_alarm_is_defined_and_sends_mail(fleet: Fleet) -> None:
     subscriptions = fleet.aws("sns").list_subscriptions()["Subscriptions"]
     (topic,) = (one["TopicArn"] for one in subscriptions)
     quiet = {alarm["AlarmName"].rpartition("-")[0] for alarm in alarms if topic not in alarm["AlarmActions"]}
-    assert quiet == {f"{NAME}-end-{role}" for role in ROLES if role != "learner"}  # one mail says that the run is over
+    assert quiet == {f"{NAME}-end-{role}" for role in ROLES if role != "learner"}  # one mail announces the end
 
 
 def test_shell_finds_the_host_of_the_learner(fleet: Fleet) -> None:
