@@ -3,6 +3,7 @@
 environment                  the environments of a run, with the beginning and end of every episode marked
 task                         the observations and actions of a task
 tasks                        which tasks can be trained
+envpool_package              EnvPool, without what it imports for one renderer
 envpool_tasks                tasks of EnvPool
 gymnasium_tasks              any environment of Gymnasium
 gymnasium_pool               many environments of Gymnasium at once

@@ -5,12 +5,11 @@ from __future__ import annotations
 import difflib
 from typing import Any
 
-import envpool
-import envpool.registration
 import numpy as np
 from gymnasium import logger
 
 from apex_jax.config import Config, EnvironmentConfig
+from apex_jax.environments.envpool_package import envpool
 from apex_jax.environments.observations import parts_of, size_of
 from apex_jax.environments.task import Description, action_spec
 from apex_jax.host.errors import UsageError, first_line

@@ -36,6 +36,7 @@ from apex_jax.types import ACTION_MASK, Part
 FRAMES_PER_SECOND = 15.0  # of the video: most of these games are slow
 PICTURE_SIZE = 160  # least pixels of a side of the video
 COLORS = ((90, 160, 240), (250, 250, 250), (130, 130, 130), (230, 120, 50), (90, 190, 110), (200, 90, 170))
+STEP_RETURNS = ("observation", "state", "reward", "terminated", "truncated", "info")
 EXTRA = "pip install 'apex-jax[jax-envs]' (in a checkout: -r requirements-jax-envs.txt)"
 
 
@@ -60,7 +61,7 @@ class JaxEnvironment:
     def __init__(self, config: Config, max_steps: int):
         """`max_steps`: of an episode, beside the environment's own limit. Raises as `describe`."""
         self._task, self._info, self._max_steps = config.environment.task, config.metrics.info, max_steps
-        self._environment, self._function = _made(config)
+        self._environment = _made(config)
         observation, self._action = self._environment.observation_space, self._environment.action_space
         if not isinstance(observation, spaces.Box) or not isinstance(self._action, spaces.Box | spaces.Discrete):
             what = f"its spaces are {one_line(observation)} and {one_line(self._action)}"
@@ -87,9 +88,13 @@ class JaxEnvironment:
 
     def _check(self) -> None:
         """Traces a reset and a step. Raises BrokenEnvironment, with the user's line, if they do not fit together."""
-        with reported(f"environment.task={self._task}", BrokenEnvironment, self._function):
+        setting, environment = f"environment.task={self._task}", self._environment
+        with reported(setting, BrokenEnvironment, environment.reset):
             played = jax.eval_shape(self.begin, jax.random.key(0))
-            result = jax.eval_shape(self._environment.step, jax.random.key(0), played.state, self.no_action)
+        with reported(setting, BrokenEnvironment, environment.step):
+            result = jax.eval_shape(environment.step, jax.random.key(0), played.state, self.no_action)
+            if len(result) != len(STEP_RETURNS):
+                raise TypeError(f"step returned {len(result)} values, not {', '.join(STEP_RETURNS)}")
             before, after = (jax.tree_util.tree_leaves_with_path(state) for state in (played.state, result[1]))
             for (path, old), (_, new) in zip(before, after, strict=True):
                 if old.shape != new.shape or not _can_be(new, old.dtype):
@@ -189,8 +194,8 @@ def describe(config: Config) -> Description:
     return JaxEnvironment(config, 1).description
 
 
-def _made(config: Config) -> tuple[Any, Any]:
-    """Returns the environment of the task, and the function that made it."""
+def _made(config: Config) -> Any:
+    """Returns the environment of the task."""
     task, settings = config.environment.task, json.loads(config.environment.settings)
     kind, _, name = task.partition(":")
     if kind == "jax":
@@ -199,11 +204,11 @@ def _made(config: Config) -> tuple[Any, Any]:
             environment = function(**settings)
             if not all(hasattr(environment, name) for name in ("observation_space", "action_space", "reset", "step")):
                 raise TypeError("it returned no environment with observation_space, action_space, reset and step")
-            return environment, function
+            return environment
     if importlib.util.find_spec("gymnax") is None:
         raise UsageError(f"environment.task={task}: gymnax is not installed; {EXTRA}")
     try:
-        return _Gymnax(name, settings), None
+        return _Gymnax(name, settings)
     except (ValueError, TypeError) as error:  # an unknown name, or a parameter that it does not have
         raise UsageError(f"environment.task={task}: {first_line(error)}; see gymnax.registered_envs") from None
 

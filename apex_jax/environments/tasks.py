@@ -7,10 +7,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import NamedTuple
 
-import envpool
-
 from apex_jax.config import Config
 from apex_jax.environments.environment import segment_spec
+from apex_jax.environments.envpool_package import envpool
 from apex_jax.environments.envpool_tasks import family_of
 from apex_jax.host.errors import UsageError
 from apex_jax.types import SegmentSpec

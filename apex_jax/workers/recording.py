@@ -38,7 +38,14 @@ def check_video(config: Config) -> None:
         return
     video_paths(video)
     if not (can_render(config) or has_reference_simulator(config)):
-        raise UsageError(f"evaluator.video={short_repr(video)}: {config.environment.task} has no screen; leave it out")
+        raise UsageError(f"evaluator.video={short_repr(video)}: {no_screen(config)}; leave it out")
+
+
+def no_screen(config: Config) -> str:
+    """Returns why no game of the task can be filmed."""
+    task = config.environment.task
+    why = ': its metadata["render_modes"] does not name rgb_array' if config.environment.is_gymnasium else ""
+    return f"{task} has no screen{why}"
 
 
 def draw_curves(run_directory: Path, task: str) -> None:
@@ -125,7 +132,7 @@ def complete_film(
     if film.error is not None:
         raise RunError(f"{short_repr(film.path)} is not written: {film.error}")
     if not film.paths:
-        raise RunError(f"{config.environment.task} has no screen")
+        raise RunError(no_screen(config))
     files = " and ".join(map(str, film.paths))
     _log.info("recorded %s, with a return of %s: %s", what, return_text(game_return), files)
     return game_return

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import statistics
+import subprocess
+import sys
 from typing import Any
 
 import envpool
@@ -30,6 +33,18 @@ def config(task: str, **environment: Any) -> Config:
 ])  # fmt: skip
 def test_family_of_a_task_is_the_part_of_envpool_that_has_it(task: str, family: str) -> None:
     assert family_of(task) == family
+
+
+def test_matplotlib_of_the_user_is_left_alone_until_a_game_of_jumanji_is_made() -> None:
+    code = (
+        "import os, sys; import apex_jax.environments.tasks as tasks;"
+        "assert not {'MPLBACKEND', 'MPLCONFIGDIR'} & os.environ.keys() and 'matplotlib' not in sys.modules;"
+        "tasks.envpool.make_gymnasium('Snake-v1', num_envs=1)"
+    )
+    names = os.environ.keys() - {"MPLBACKEND", "MPLCONFIGDIR"}
+    environment = {name: os.environ[name] for name in names}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize(("task", "frames", "words"), [

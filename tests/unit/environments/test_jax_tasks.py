@@ -42,7 +42,7 @@ def test_vectors_images_and_actions_are_read_from_the_spaces() -> None:
     ("OtherShape", BrokenEnvironment, r"the observation has shape \(3,\), its space \(2,\) \(.*jax_environments.py"),
     ("OtherState", BrokenEnvironment, "jax_environments.py, line"),
     ("OtherType", BrokenEnvironment, r"reset returns state.time as int32\[\], step as float32\[\]; make them equal"),
-    ("FiveResults", BrokenEnvironment, r"not enough values to unpack .*jax_environments.py"),
+    ("FiveResults", BrokenEnvironment, r"step returned 5 values, not observation.*jax_environments.py"),
     ("Masked", BrokenEnvironment, "info has an action_mask, which environments written in JAX cannot have; leave it"),
     ("Parts", UsageError, "a JAX environment has a Box"),
     ("no_environment", BrokenEnvironment, "returned no environment"),
