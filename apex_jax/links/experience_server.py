@@ -121,7 +121,8 @@ class ExperienceServer(LinkServer[ActorPeer]):
             reason = f"the replay server has the {MAX_ACTORS} actors it can have; use fewer, of more environments each"
             sockets.send(self._socket, Refusal(reason=reason, final=False), connection_id)
             return
-        actor_number, ladder_indices = self.membership.choose(message, self._replay.highest_actor_number, now_seconds)
+        ledger = self._replay.ledger
+        actor_number, ladder_indices = self.membership.choose(message, ledger.highest_actor_number, now_seconds)
         welcome = ActorWelcome(
             actor_number=actor_number,
             ladder_indices=ladder_indices,
@@ -148,8 +149,8 @@ class ExperienceServer(LinkServer[ActorPeer]):
         number, indices = welcome.actor_number, welcome.ladder_indices
         actor = ActorPeer(peer_id, number, indices, status, received, connection_id, now_seconds)
         actor.answered_seconds = now_seconds
-        self._replay.highest_actor_number = max(self._replay.highest_actor_number, number)
-        self.membership.join(actor)
+        self._replay.ledger.highest_actor_number = max(self._replay.ledger.highest_actor_number, number)
+        self.actors[connection_id] = actor
         self._unanswered.add(connection_id)
         text = "actor %s joins with %d environments (%d actors)"
         _log.info(text, digest_of_peer_id(peer_id), len(actor.ladder_indices), len(self.actors))

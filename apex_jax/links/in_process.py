@@ -135,12 +135,12 @@ class InProcessExperience:
         self.episodes = EpisodeMeans.of_run(config, spec)
         self._replay, self._config, self._spec, self._stop = replay, config, spec, stop
         self._segments = 0
-        self.peer_id = replay.highest_actor_number + 1  # of an actor that is new at each start
+        self.peer_id = replay.ledger.highest_actor_number + 1  # of an actor that is new at each start
         self.status = ActorStatus(0.0, 0)
 
     def join(self) -> ActorWelcome:
         """Returns the number of the actor, and all places of the exploration ladder."""
-        self._replay.highest_actor_number = self.peer_id
+        self._replay.ledger.highest_actor_number = self.peer_id
         self._replay.journal.on_welcome(self.peer_id, self.peer_id)
         size = self._config.actor.environments
         return ActorWelcome(self.peer_id, np.arange(size, dtype=np.int32), self._config.ladder_size, size)

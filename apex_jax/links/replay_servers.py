@@ -315,7 +315,7 @@ class ReplayServers:
                 return merged
             server = self.servers[self._next]
             self._next = (self._next + 1) % len(self.servers)  # in turn, so that no busy server delays the others
-            while server.holds is None and (item := server.client.next(0.0)) is not None:
+            while server.holds is None and (item := server.client.next()) is not None:
                 if item.epoch != server.epoch:
                     self._rejoin(server, item.epoch)
                 content = item.content

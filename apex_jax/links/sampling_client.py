@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import queue
 import threading
-import time
 from collections import deque
 from functools import partial
 from typing import Any, NamedTuple
@@ -103,8 +100,9 @@ class SamplingClient(LinkClient):
         self.environment_steps = hello.environment_steps  # of the whole run; updated by the learner
         self._capacity_segments = capacity_segments
         self._window = window
-        # Each item answers a request or uses a segment of credit; one more place is for the final error.
-        self._items: queue.Queue[Received | RunError] = queue.Queue(groups + window + 1)
+        self._items: deque[Received] = deque()
+        self._most_items = groups + window  # each answers a request or uses a segment of credit
+        self._error: RunError | None = None
         self._outbox: deque[tuple[int, Any]] = deque()  # (epoch to which it belongs, message)
         self._asked: deque[tuple[int, int]] = deque()  # (epoch, transitions) of each request without an answer
         self.epoch = 0  # number of the connection, from 1
@@ -117,19 +115,15 @@ class SamplingClient(LinkClient):
         _log.info("joining %s", self.name)
         self._start(partial(sockets.connect_sampling, context, address, max_message_bytes=largest), "sampling client")
 
-    def next(self, timeout_seconds: float) -> Received | None:
-        """Returns the next item to consume, None after the timeout. Raises RunError once the link has failed."""
-        until = time.monotonic() + timeout_seconds
-        while True:
-            left_seconds = until - time.monotonic()
-            try:
-                item = self._items.get(timeout=left_seconds) if left_seconds > 0 else self._items.get_nowait()
-            except queue.Empty:
-                return None
-            if isinstance(item, Exception):
-                raise item
-            if item.epoch == self.epoch:  # else, segments before it may have been discarded
-                return item
+    def next(self) -> Received | None:
+        """Returns the next item to consume, None if none has arrived. Raises RunError once the link has failed."""
+        if self._error is not None:
+            raise self._error
+        try:
+            item = self._items.popleft()
+        except IndexError:
+            return None
+        return item if item.epoch == self.epoch else None  # else, segments before it may have been discarded
 
     def ask(self, counts: np.ndarray, epoch: int) -> None:
         """Requests G groups of batches, int32[G, K] transitions, of the server that was joined as number `epoch`."""
@@ -184,8 +178,7 @@ class SamplingClient(LinkClient):
         self._flush()
 
     def _fail(self, error: RunError) -> None:
-        self._discard_items()
-        self._items.put_nowait(error)
+        self._error = error
         self._arrived.set()
 
     def _current_hello(self) -> LearnerHello:
@@ -232,24 +225,17 @@ class SamplingClient(LinkClient):
             raise RunError(f"{error} {self._capacity_segments}: {fix}")
         self._connection.join(now_seconds, message.run_identity)
         self.epoch += 1
-        self._discard_items()
+        self._items.clear()  # those of earlier connections: all live segments are sent again, and credit starts anew
         self._connection.send_heartbeat()  # a pending Finish is sent at once
         credit = Credit(self._window, environment_steps=self.environment_steps)
         self._outbox.append((self.epoch, credit))
         self._flush()
         self._arrived.set()
 
-    def _discard_items(self) -> None:
-        """Discards the items of earlier connections: all live segments are resent, and credit starts anew."""
-        with contextlib.suppress(queue.Empty):
-            while True:
-                self._items.get_nowait()
-
     def _put(self, content: Segments | IndexBatches) -> None:
-        try:
-            self._items.put_nowait(Received(content, self.epoch))
-        except queue.Full:
-            raise self._connection.broken("sends more than it was given credit for") from None
+        if len(self._items) == self._most_items:
+            raise self._connection.broken("sends more than it was given credit for")
+        self._items.append(Received(content, self.epoch))
         self._arrived.set()
 
     def _on_segments(self, message: StreamedSegments) -> None:

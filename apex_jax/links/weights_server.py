@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import logging
 import threading
 import time
@@ -49,14 +48,12 @@ class Published(NamedTuple):
     seconds: float  # time.monotonic() when they were published
 
 
-@dataclass
-class Encoded:
-    """A version as bytes; each piece is a separate object, so that a queued piece does not keep the others alive."""
+class Encoded(NamedTuple):
+    """A version as bytes."""
 
     published: Published
     crc: int
-    body_bytes: int
-    pieces: list[bytes]
+    body: bytes
 
 
 @dataclass
@@ -201,9 +198,10 @@ class WeightsServer(LinkServer[Client]):
 
     def _on_request(self, connection_id: bytes, message: WeightsRequest, now_seconds: float) -> None:
         client = self.clients[connection_id]
-        encoded = self._fetched(client, message.version) if message.version else self._newest_encoded()
-        number, rest = divmod(message.offset, WEIGHTS_PIECE_BYTES)
-        if encoded is None or rest or number >= len(encoded.pieces):
+        encoded = client.encoded if message.version else self._newest_encoded()
+        is_known = encoded is not None and message.version in (0, encoded.published.version)
+        start = message.offset
+        if encoded is None or not is_known or start % WEIGHTS_PIECE_BYTES or start >= len(encoded.body):
             self._offer(connection_id)
             return
         client.encoded, published = encoded, encoded.published
@@ -215,9 +213,9 @@ class WeightsServer(LinkServer[Client]):
             final=published.final,
             age_seconds=max(0.0, now_seconds - published.seconds),  # negative if published during this turn
             crc=encoded.crc,
-            body_bytes=encoded.body_bytes,
-            offset=message.offset,
-            piece=encoded.pieces[number],
+            body_bytes=len(encoded.body),
+            offset=start,
+            piece=encoded.body[start : start + WEIGHTS_PIECE_BYTES],
         )
         sockets.send(self._socket, piece, connection_id)  # dropped if the queue is full; the client requests it again
 
@@ -238,17 +236,11 @@ class WeightsServer(LinkServer[Client]):
         offer = WeightsOffer(self._peer_id, version, final, run, index)
         sockets.send(self._socket, offer, connection_id)
 
-    def _fetched(self, client: Client, version: int) -> Encoded | None:
-        """Returns a version that this client, or an earlier connection of it, has begun to fetch."""
-        held = itertools.chain((client.encoded, self._encoded), (each.encoded for each in self.clients.values()))
-        return next((encoded for encoded in held if encoded and encoded.published.version == version), None)
-
     def _newest_encoded(self) -> Encoded | None:
         """Returns the newest version as bytes. An older one exists as long as a client fetches it."""
         newest, latest = self._newest, self._encoded
         if newest is None or (latest is not None and latest.published.version == newest.version):
             return latest
         body = encode_weights(jax.device_get(newest.params))
-        pieces = [body[start : start + WEIGHTS_PIECE_BYTES] for start in range(0, len(body), WEIGHTS_PIECE_BYTES)]
-        self._encoded = Encoded(newest._replace(params=None), zlib.crc32(body), len(body), pieces)
+        self._encoded = Encoded(newest._replace(params=None), zlib.crc32(body), body)
         return self._encoded
