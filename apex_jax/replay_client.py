@@ -101,7 +101,9 @@ class ReplayClient:
         and RunError once the link has failed.
         """
         rows, priority = self._rows(items, priorities)
-        self._open_writer().insert(rows, priority)
+        if self._writer is None:
+            self._writer = _Writer(self._config, self._spec, self.dtype)
+        self._writer.insert(rows, priority)
 
     def flush(self, timeout_seconds: float | None = None) -> None:
         """Sends the segment that is not full yet, and returns once the server has acknowledged every item inserted.
@@ -140,11 +142,6 @@ class ReplayClient:
         if self._reader is not None:
             self._reader.close()
         self._writer = self._reader = None
-
-    def _open_writer(self) -> _Writer:
-        if self._writer is None:
-            self._writer = _Writer(self._config, self._spec, self.dtype)
-        return self._writer
 
     def _rows(self, items: Mapping[str, ArrayLike], priorities: ArrayLike | None) -> tuple[np.ndarray, np.ndarray]:
         """Returns items [N] of the dtype of this client and their priorities, float32[N]; raises ValueError."""

@@ -55,7 +55,7 @@ class Connection:
         self.name = f"the {server} at {address}"
         self.run = run or RunIdentity()
         self._patience = patience._replace(heartbeat=patience.heartbeat or HEARTBEAT_SECONDS)
-        self._monitor = ClientMonitor(self.dropped)
+        self._monitor = ClientMonitor()
         self._socket: zmq.Socket | None = None
         self._since_seconds: float | None = None  # when `state` last changed; None before the first turn
         self._received_seconds = 0.0  # time of the last message, or of the connection

@@ -56,6 +56,7 @@ class ExperienceServer(LinkServer[ActorPeer]):
         """`run`: the run that its actors must be part of, None = any."""
         index, servers = config.replay.index, config.replay.servers
         self.membership = Membership(config.ladder_size, index, servers)
+        self.actors = self.membership.actors  # the connected ones, by connection
         names, key = ("the replay server", "this actor"), config.compatibility_key
         super().__init__(names, socket, key, run, self.membership.actors, MAX_ACTORS)
         self.episodes = EpisodeMeans.of_run(config, spec)
@@ -71,11 +72,6 @@ class ExperienceServer(LinkServer[ActorPeer]):
             ActorStatus: self._on_status,
             Goodbye: self._on_goodbye,
         }
-
-    @property
-    def actors(self) -> dict[bytes, ActorPeer]:
-        """Connected actors, by connection."""
-        return self.membership.actors
 
     def store(self, now_seconds: float) -> None:
         """Stores pending segments while the rate limiter allows, writes them to the journal, then acknowledges them."""

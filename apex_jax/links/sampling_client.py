@@ -16,14 +16,7 @@ from apex_jax.links.client import LinkClient
 from apex_jax.links.connection import Connection, Patience
 from apex_jax.replay.fractions import MIN_PROBABILITY
 from apex_jax.run.identity import RunIdentity
-from apex_jax.segment_codec import (
-    NO_LIMITS,
-    CorruptSegment,
-    ValueLimits,
-    decode_columns,
-    decode_frames,
-    max_streamed_bytes,
-)
+from apex_jax.segment_codec import NO_LIMITS, ValueLimits, decode_segments, max_streamed_bytes
 from apex_jax.transport import sockets
 from apex_jax.transport.messages import (
     CorruptSegments,
@@ -36,7 +29,7 @@ from apex_jax.transport.messages import (
     PriorityUpdate,
     StreamedSegments,
 )
-from apex_jax.types import Columns, SegmentSpec, zero_columns
+from apex_jax.types import Columns, SegmentSpec
 
 _log = logging.getLogger(__name__)
 
@@ -201,19 +194,15 @@ class SamplingClient(LinkClient):
         for message in self._connection.receive(now_seconds, expected):
             if isinstance(message, LearnerWelcome):
                 self._on_welcome(message, now_seconds)
-            elif isinstance(message, StreamedSegments | IndexBatches):
-                self._on_content(message)
+            elif isinstance(message, StreamedSegments | IndexBatches) and self._connection.state != "joined":
+                continue  # sent before the next welcome, with which the stream begins anew
+            elif isinstance(message, StreamedSegments):
+                self._on_segments(message)
+            elif isinstance(message, IndexBatches):
+                self._on_batches(message)
             elif isinstance(message, Finish) and self._last_word is not None:  # answers our Finish
                 self.is_finish_received.set()
                 self._connection.server_may_end = True
-
-    def _on_content(self, message: StreamedSegments | IndexBatches) -> None:
-        if self._connection.state != "joined":
-            return  # sent before the next welcome, with which the stream begins anew
-        if isinstance(message, StreamedSegments):
-            self._on_segments(message)
-        else:
-            self._on_batches(message)
 
     def _on_welcome(self, message: LearnerWelcome, now_seconds: float) -> None:
         if self._connection.state == "joined":  # the server would also receive the credit sent for its first welcome
@@ -243,28 +232,14 @@ class SamplingClient(LinkClient):
         out_of_ring = (message.ring_slots < 0).any() or (message.ring_slots >= self._capacity_segments).any()
         if not len(lengths) or out_of_ring or (lengths < 0).any() or lengths.sum(dtype=np.int64) != len(message.bodies):
             raise self._connection.broken("streams segments that do not fit the replay")
-        frames = np.empty((len(lengths), self._spec.slots, *self._spec.frame_shape), self._spec.frame_dtype)
         ends = np.cumsum(lengths)
         bodies = [memoryview(message.bodies)[end - length : end] for length, end in zip(lengths, ends, strict=True)]
-        columns = [self._decoded(body, out=frames[i]) for i, body in enumerate(bodies)]
-        corrupt = [i for i, column in enumerate(columns) if column is None]
+        frames, columns, corrupt = decode_segments(bodies, self._spec, self._limits)
         if corrupt:
-            self._report(message, corrupt)
-        blank = zero_columns(self._spec)
-        stacked = {name: np.stack([(each or blank)[name] for each in columns]) for name in blank}
+            self.dropped.update(corrupt.values())
+            self._report(message, list(corrupt))
         holds = (message.total_priority, message.size_transitions, message.allowed_samples)
-        self._put(Segments(message.ring_slots, frames, stacked, *holds))
-
-    def _decoded(self, body: memoryview, out: np.ndarray) -> Columns | None:
-        """Returns a segment's columns and writes its frames to `out`; None and zeros if it is corrupt."""
-        try:
-            columns = decode_columns(body, self._spec, self._limits)
-            decode_frames(body, self._spec, out=out)
-        except CorruptSegment as error:
-            self.dropped[error.reason] += 1
-            out[...] = 0
-            return None
-        return columns
+        self._put(Segments(message.ring_slots, frames, columns, *holds))
 
     def _report(self, message: StreamedSegments, corrupt: list[int]) -> None:
         """Reports corrupt segments to the server, which never decodes frames, so that it stops drawing from them.

@@ -135,7 +135,7 @@ class SamplingServer(LinkServer[LearnerPeer]):
                 generations=run.generations[:count],
                 body_bytes=body_bytes[:count],
                 bodies=b"".join(run.bodies[:count]),
-                total_priority=self._replay.buffer.total_priority,
+                total_priority=self._replay.buffer.tree.total,
                 size_transitions=self._replay.buffer.size_transitions,
                 allowed_samples=0 if is_behind else self._replay.allowed_samples,
             )
@@ -234,7 +234,7 @@ def index_batches(replay: Replay, sample: Sample) -> IndexBatches:
         indices=sample.indices,
         generations=sample.generations,
         probabilities=sample.probabilities,
-        total_priority=replay.buffer.total_priority,
+        total_priority=replay.buffer.tree.total,
         size_transitions=replay.buffer.size_transitions,
         allowed_samples=replay.allowed_samples,
         replay_id=replay.journal.header.replay_id,

@@ -15,6 +15,7 @@ import zmq
 from apex_jax.agent.algorithm import Params
 from apex_jax.links.placement import NOWHERE, Placement
 from apex_jax.links.server import LinkServer
+from apex_jax.links.weights_client import Weights
 from apex_jax.run.identity import RunIdentity
 from apex_jax.transport import sockets
 from apex_jax.transport.messages import (
@@ -37,21 +38,10 @@ MAX_CLIENTS = 4_096
 SETTLED_SECONDS = 30.0  # from the start, in which no actor is moved, since those of an earlier learner join again
 
 
-class Published(NamedTuple):
-    """Params and their metadata."""
-
-    version: int
-    params: Params | None  # None in an `Encoded`, which needs no memory on the device
-    updates: int
-    environment_steps: int
-    final: bool
-    seconds: float  # time.monotonic() when they were published
-
-
 class Encoded(NamedTuple):
     """A version as bytes."""
 
-    published: Published
+    weights: Weights  # without its params: they would take memory on the device
     crc: int
     body: bytes
 
@@ -100,8 +90,8 @@ class WeightsServer(LinkServer[Client]):
         self._architecture = architecture
         self.version = first_version
         self.best_return = NO_RETURN  # highest mean return of an evaluation that an evaluator has sent
-        self._newest: Published | None = None
-        self._offered: Published | None = None  # version last offered to the clients
+        self._newest: Weights | None = None
+        self._offered: Weights | None = None  # version last offered to the clients
         self._encoded: Encoded | None = None  # the newest version that was requested
         self._handlers = {
             WeightsHello: self._on_hello,
@@ -121,7 +111,8 @@ class WeightsServer(LinkServer[Client]):
         """
         # Based on the time in ms, so that versions also increase after a restart from an older checkpoint.
         self.version = max(self.version + 1, int(time.time() * 1000))
-        self._newest = Published(self.version, params, updates, environment_steps, final, time.monotonic())
+        metadata = self.version, self._peer_id, updates, environment_steps, final, time.monotonic()
+        self._newest = Weights(params, *metadata)
         self._wake.wake_up()
 
     @property
@@ -192,26 +183,26 @@ class WeightsServer(LinkServer[Client]):
         self.best_return = max(self.best_return, message.best_return)
         newest, client = self._offered, self.clients[connection_id]
         client.has_newest = newest is not None and held == (self._peer_id, newest.version)
-        if client.encoded is not None and held == (self._peer_id, client.encoded.published.version):
+        if client.encoded is not None and held == (self._peer_id, client.encoded.weights.version):
             client.encoded = None
         self._offer(connection_id)
 
     def _on_request(self, connection_id: bytes, message: WeightsRequest, now_seconds: float) -> None:
         client = self.clients[connection_id]
         encoded = client.encoded if message.version else self._newest_encoded()
-        is_known = encoded is not None and message.version in (0, encoded.published.version)
+        is_known = encoded is not None and message.version in (0, encoded.weights.version)
         start = message.offset
         if encoded is None or not is_known or start % WEIGHTS_PIECE_BYTES or start >= len(encoded.body):
             self._offer(connection_id)
             return
-        client.encoded, published = encoded, encoded.published
+        client.encoded, weights = encoded, encoded.weights
         piece = WeightsPiece(
             learner_peer_id=self._peer_id,
-            version=published.version,
-            updates=published.updates,
-            environment_steps=published.environment_steps,
-            final=published.final,
-            age_seconds=max(0.0, now_seconds - published.seconds),  # negative if published during this turn
+            version=weights.version,
+            updates=weights.updates,
+            environment_steps=weights.environment_steps,
+            final=weights.final,
+            age_seconds=max(0.0, now_seconds - weights.published_seconds),  # negative if published during this turn
             crc=encoded.crc,
             body_bytes=len(encoded.body),
             offset=start,
@@ -239,7 +230,7 @@ class WeightsServer(LinkServer[Client]):
     def _newest_encoded(self) -> Encoded | None:
         """Returns the newest version as bytes. An older one exists as long as a client fetches it."""
         newest, latest = self._newest, self._encoded
-        if newest is None or (latest is not None and latest.published.version == newest.version):
+        if newest is None or (latest is not None and latest.weights.version == newest.version):
             return latest
         body = encode_weights(jax.device_get(newest.params))
         self._encoded = Encoded(newest._replace(params=None), zlib.crc32(body), body)

@@ -261,7 +261,7 @@ class ExperienceLog:
             except OSError as error:  # the file may be whole, and all later ones, too
                 raise JournalError(f"{path} cannot be read ({error.strerror}): mend that, or move it away") from None
             except CorruptFile as error:
-                next_event = _first_event(later[0]) if later else 0
+                next_event = int(later[0].name.split("-")[1]) if later else 0
                 if not isinstance(error, TornRecord) or next_event > self.last_event + 1:
                     self._set_aside(file, later, error)
                     return
@@ -294,12 +294,8 @@ class ExperienceLog:
         try:
             for path in later[::-1]:
                 set_damaged_aside(path)
-            if file.num_bytes:
-                shutil.copyfile(file.path, damaged_path(file.path))
-                os.truncate(file.path, file.num_bytes)
-            else:
-                set_damaged_aside(file.path)
-                self._files.pop()
+            shutil.copyfile(file.path, damaged_path(file.path))
+            os.truncate(file.path, file.num_bytes)
         except OSError as failure:
             raise JournalError(
                 f"{file.path} is damaged and cannot be set aside ({failure}): make room, or move it away"
@@ -320,12 +316,6 @@ def _record_at(data: bytes, offset: int) -> tuple[Record, int]:
     if zlib.crc32(body) != crc:
         raise CorruptFile("the checksum of a record is wrong")
     return Record._make((event, kind, *numbers, body)), start + length
-
-
-def _first_event(path: Path) -> int:
-    match = _NAME.fullmatch(path.name)
-    assert match is not None
-    return int(match[1])
 
 
 def sync(paths: list[Path]) -> None:

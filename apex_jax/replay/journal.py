@@ -21,7 +21,7 @@ from pathlib import Path
 import numpy as np
 
 from apex_jax.config import Config, server_name
-from apex_jax.replay.buffer import ReplayBuffer, StoredSegments
+from apex_jax.replay.buffer import ReplayBuffer
 from apex_jax.replay.experience_log import SEGMENT, ExperienceLog, LogFile, Record, sync
 from apex_jax.replay.ledger import REFUSALS, ActorCounts, Ledger
 from apex_jax.replay.rate_limiter import RateLimiter
@@ -210,19 +210,13 @@ class Journal:
             if record.kind == SEGMENT:
                 bodies.append((record.insertion_id, record.body))
         self.log.last_event = max(self.log.last_event, snapshot_event)
-        buffer.restore(self._segments(bodies), saved.buffer if saved is not None else None, now_seconds)
+        segments = [(insertion_id, body, decode_columns(body, self._spec)["priority"]) for insertion_id, body in bodies]
+        buffer.restore(segments, saved.buffer if saved is not None else None, now_seconds)
         self._restore_limiter(limiter, saved, inserted_since)
         self._next_seconds = now_seconds + self._config.replay.snapshot_interval_seconds
         self._next_bytes = self.log.num_bytes + LOG_BYTES_AT_MOST
         self._log_restored(buffer, saved)
         return ledger
-
-    def _segments(self, bodies: deque[tuple[int, bytes]]) -> StoredSegments:
-        priorities = np.zeros((len(bodies), self._spec.slots), np.float32)
-        for row, (_, body) in zip(priorities, bodies, strict=True):
-            row[:] = decode_columns(body, self._spec)["priority"]
-        insertion_ids = np.array([insertion_id for insertion_id, _ in bodies], np.int64)
-        return StoredSegments(insertion_ids, [body for _, body in bodies], priorities)
 
     def _restore_limiter(self, limiter: RateLimiter, saved: Saved | None, inserted_since: int) -> None:
         if saved is None:

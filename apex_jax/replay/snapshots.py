@@ -180,12 +180,7 @@ class Snapshots:
         head = pack_head(MAGIC, {**self._header.facts, "facts": dict(facts), "arrays": layout, "crc": crc})
         numbers = self._numbers()
         path = self._path(max(numbers, default=0) + 1)
-        try:
-            write_durably(path, head, *map(_raw, arrays.values()))
-        except OSError:
-            with contextlib.suppress(OSError):  # the snapshot may be whole, but not safe on the disk
-                path.unlink()
-            raise
+        write_durably(path, head, *map(_raw, arrays.values()))
         for number in numbers[: -(KEPT - 1)]:
             with contextlib.suppress(OSError):
                 self._path(number).unlink()
