@@ -137,10 +137,9 @@ class ReplayClient:
 
     def close(self) -> None:
         """Ends both links without a wait; items that were not flushed may be lost."""
-        if self._writer is not None:
-            self._writer.close()
-        if self._reader is not None:
-            self._reader.close()
+        for end in (self._writer, self._reader):
+            if end is not None:
+                end.close()
         self._writer = self._reader = None
 
     def _rows(self, items: Mapping[str, ArrayLike], priorities: ArrayLike | None) -> tuple[np.ndarray, np.ndarray]:

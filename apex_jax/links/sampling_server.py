@@ -238,7 +238,7 @@ def index_batches(replay: Replay, sample: Sample) -> IndexBatches:
         size_transitions=replay.buffer.size_transitions,
         allowed_samples=replay.allowed_samples,
         replay_id=replay.journal.header.replay_id,
-        environment_steps=min(replay.environment_steps, MAX_ENVIRONMENT_STEPS),
+        environment_steps=min(replay.ledger.steps, MAX_ENVIRONMENT_STEPS),
         samples_per_insert=min(replay.samples_per_insert, MAX_SAMPLES_PER_INSERT),
         age_seconds=sample.age_seconds,
     )

@@ -170,17 +170,15 @@ class ExperienceLog:
     def _write_some(self) -> None:
         if self._descriptor is not None and self._files[-1].num_bytes >= FILE_BYTES:
             self._close_file()
-        if self._descriptor is None:
-            self._open_file()
-        assert self._descriptor is not None
-        buffers: list[bytes] = []
-        count = num_bytes = 0
+        buffers = [] if self._descriptor is not None else [self._open_file()]
+        count, num_bytes = 0, sum(map(len, buffers))
         for pending in self.pending:
             if count == RECORDS_AT_ONCE or num_bytes >= BYTES_AT_ONCE:
                 break
             buffers += [pending.header, pending.body] if pending.body else [pending.header]
             num_bytes += len(pending.header) + len(pending.body)
             count += 1
+        assert self._descriptor is not None
         if os.writev(self._descriptor, buffers) != num_bytes:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         file = self._files[-1]
@@ -189,20 +187,13 @@ class ExperienceLog:
         for _ in range(count):
             file.last_insertion_id = max(file.last_insertion_id, self.pending.popleft().insertion_id)
 
-    def _open_file(self) -> None:
-        """Creates the next file. No old one is continued, because after a disk error it may end within a record."""
-        head = pack_head(MAGIC, self._header.facts)
-        path, descriptor = self._make_file(self.last_event - len(self.pending) + 1)
-        try:
-            if os.write(descriptor, head) != len(head):
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        except OSError:
-            os.close(descriptor)
-            with contextlib.suppress(OSError):
-                path.unlink()
-            raise
-        self._descriptor = descriptor
-        self._files.append(LogFile(path, len(head)))
+    def _open_file(self) -> bytes:
+        """Creates the next file and returns its head. No old one is continued: after a disk error it may end within a
+        record.
+        """
+        path, self._descriptor = self._make_file(self.last_event - len(self.pending) + 1)
+        self._files.append(LogFile(path))
+        return pack_head(MAGIC, self._header.facts)
 
     def _make_file(self, first_event: int) -> tuple[Path, int]:
         """Creates a file; returns its path and descriptor."""

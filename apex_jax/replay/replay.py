@@ -96,11 +96,6 @@ class Replay:
         """Transitions drawn per transition stored, since the run began."""
         return self.limiter.sampled / max(1, self.limiter.inserted)
 
-    @property
-    def environment_steps(self) -> int:
-        """Environment steps of all actors, as last reported, across restarts of the server."""
-        return self.ledger.steps
-
     # The journal
 
     def restore(self, now_seconds: float) -> str:

@@ -74,7 +74,7 @@ def check_path_is_free(path: str) -> None:
 
 
 def resolve(address: Address) -> list[tuple[Any, Any]]:
-    """Returns (family, socket address) of each endpoint of an address. Raises RunError if its host name cannot be resolved."""
+    """Returns (family, socket address) of each endpoint of an address. Raises RunError for an unknown host name."""
     if address.path:
         return [(socket.AF_UNIX, address.path)]
     try:

@@ -76,10 +76,10 @@ def test_a_refused_segment_counts_its_steps_and_is_acknowledged_after_the_earlie
     assert peer.receive(SegmentAck).sequence == 1
     server.until(lambda: waiting_in(server.service) == 2)
     assert peer.receives_nothing()
-    assert server.replay.environment_steps == 10
+    assert server.replay.ledger.steps == 10
     server.limiter.sample(TRANSITIONS)
     assert peer.receive(SegmentAck).sequence == 3
-    assert server.replay.environment_steps == 30
+    assert server.replay.ledger.steps == 30
     totals = server.service.totals()
     assert (totals["dropped_bad_checksum"], totals["stored"]) == (5, 2 * TRANSITIONS)
 

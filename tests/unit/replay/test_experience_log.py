@@ -112,7 +112,7 @@ def check_complete(directory: Path) -> None:
     """Fails unless a restart has the newest four of 59 segments, and the counts of all."""
     world = World(directory, capacity=4)
     assert world.numbers() == [56, 57, 58, 59]
-    assert world.environment_steps == 590
+    assert world.ledger.steps == 590
     assert world.ledger.totals(())["stored"] == 59 * TRANSITIONS
     world.kill()
 
