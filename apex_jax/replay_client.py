@@ -31,7 +31,7 @@ from apex_jax.links.replay_servers import Merged, ReplayServers
 from apex_jax.links.sampling_client import Segments
 from apex_jax.process import check_hosts, new_peer_id
 from apex_jax.transport.messages import ActorHello, LearnerHello
-from apex_jax.transport.security import link_context
+from apex_jax.transport.security import LinkContext, security_of
 from apex_jax.types import SegmentSpec
 
 Handles: TypeAlias = Merged
@@ -163,7 +163,7 @@ class _Writer:
 
     def __init__(self, config: Config, spec: SegmentSpec, dtype: np.dtype) -> None:
         check_hosts("actor", config)
-        self._context = link_context(config, "actor")
+        self._context = LinkContext.of(security_of(config, "actor"))
         self._address = config.addresses.experience[0]
         self._spec = spec
         self._client = ExperienceClient(
@@ -225,7 +225,7 @@ class _Reader:
 
     def __init__(self, config: Config, spec: SegmentSpec, dtype: np.dtype, prefetch: int) -> None:
         check_hosts("learner", config)
-        self._context = link_context(config, "learner")
+        self._context = LinkContext.of(security_of(config, "learner"))
         self._config = config
         self._dtype = dtype
         capacity_segments = spec.ring_segments(config.replay.capacity_of_server)

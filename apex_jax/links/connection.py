@@ -71,7 +71,7 @@ class Connection:
         Passes every exception of the loop to `on_error`; threads that wait for this client would otherwise hang.
         """
         try:
-            with connect(self._monitor) as self._socket, self._monitor:
+            with connect(self._monitor) as self._socket, contextlib.closing(self._monitor):
                 yield self._socket
         except RunError as error:
             self.state = "refused"

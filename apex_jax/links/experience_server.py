@@ -105,18 +105,19 @@ class ExperienceServer(LinkServer[ActorPeer]):
         connected = {actor.peer_id for actor in self.actors.values()}
         return self._replay.ledger.totals(connected)
 
+    def _refusal(self, connection_id: bytes, hello: ActorHello) -> Refusal | None:
+        if (refusal := super()._refusal(connection_id, hello)) is not None:
+            return refusal
+        if self.membership.connection_of(hello.peer_id) is None and len(self.actors) >= MAX_ACTORS:
+            self.dropped["too_many_actors"] += 1
+            reason = f"the replay server has the {MAX_ACTORS} actors it can have; use fewer, of more environments each"
+            return Refusal(reason=reason, final=False)
+        return None
+
     def _on_hello(self, connection_id: bytes, message: ActorHello, now_seconds: float) -> None:
-        if (refusal := self._refusal(message.compatibility_key, message.run_identity)) is not None:
-            sockets.send(self._socket, refusal, connection_id)
-            return
         if connection_id in self.actors and self.actors[connection_id].peer_id == message.peer_id:
             return  # a repeated hello; a second welcome would cause all segments to be resent
         before = self.membership.connection_of(message.peer_id)
-        if before is None and len(self.actors) >= MAX_ACTORS:
-            self.dropped["too_many_actors"] += 1
-            reason = f"the replay server has the {MAX_ACTORS} actors it can have; use fewer, of more environments each"
-            sockets.send(self._socket, Refusal(reason=reason, final=False), connection_id)
-            return
         ledger = self._replay.ledger
         actor_number, ladder_indices = self.membership.choose(message, ledger.highest_actor_number, now_seconds)
         welcome = ActorWelcome(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
@@ -148,7 +149,7 @@ class WeightsServer(LinkServer[Client]):
                     self._offer(connection_id)
 
     def _run(self) -> None:
-        with self._socket, self._monitor:
+        with self._socket, contextlib.closing(self._monitor):
             poller = zmq.Poller()
             poller.register(self._socket, zmq.POLLIN)
             poller.register(self._wake.socket, zmq.POLLIN)
@@ -158,18 +159,15 @@ class WeightsServer(LinkServer[Client]):
                 self.turn(time.monotonic())
 
     def _on_hello(self, connection_id: bytes, message: WeightsHello, now_seconds: float) -> None:
-        if (refusal := self._refusal_of(connection_id, message)) is not None:
-            sockets.send(self._socket, refusal, connection_id)
-            return
         if connection_id not in self.clients:
             replay_index = self.placement.add(message.environments, message.replay_index)
             self.clients[connection_id] = Client(now_seconds, message.environments, replay_index)
         self._offer(connection_id)
 
-    def _refusal_of(self, connection_id: bytes, message: WeightsHello) -> Refusal | None:
-        if (refusal := self._refusal(message.compatibility_key, message.run_identity)) is not None:
+    def _refusal(self, connection_id: bytes, hello: WeightsHello) -> Refusal | None:
+        if (refusal := super()._refusal(connection_id, hello)) is not None:
             return refusal
-        if message.architecture != self._architecture:
+        if hello.architecture != self._architecture:
             self.dropped["another_architecture"] += 1
             reason = "the network here is another one than the learner's: run the same release everywhere"
             return Refusal(reason=reason, final=True)

@@ -72,12 +72,6 @@ class Monitor:
             self._pair.close()
             self._socket = self._pair = None
 
-    def __enter__(self) -> Monitor:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
     def _new_events(self) -> Iterator[tuple[int, int]]:
         """Yields (event, value) of each event since the last call."""
         while self._pair is not None:

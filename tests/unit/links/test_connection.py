@@ -54,6 +54,9 @@ class FalseLink:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
         self.closed += 1
 
 
