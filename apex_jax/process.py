@@ -20,7 +20,7 @@ import numpy as np
 from apex_jax.config import Config
 from apex_jax.host.disk import lock_file
 from apex_jax.host.errors import RunError, printable
-from apex_jax.transport.addresses import UnresolvedHost, resolve, split
+from apex_jax.transport.addresses import resolve, split
 
 SUPERVISED = "APEX_JAX_SUPERVISED"  # set by the local supervisor: stdin is a pipe that closes when the supervisor dies
 FETCHED = "APEX_JAX_FETCHED"  # set by the local supervisor, which has already fetched the copy at storage.url
@@ -127,7 +127,7 @@ def check_hosts(role: str, config: Config) -> None:
             raise RunError(f"addresses.{link}={address}: * is for the server of that link; give its host name here")
         try:
             resolve(split(address))
-        except UnresolvedHost as error:
+        except RunError as error:
             raise RunError(f"addresses.{link}={address}: {error}; correct the name, or give an IP address") from None
 
 

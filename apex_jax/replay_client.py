@@ -31,7 +31,7 @@ from apex_jax.links.replay_servers import Merged, ReplayServers
 from apex_jax.links.sampling_client import Segments
 from apex_jax.process import check_hosts, new_peer_id
 from apex_jax.transport.messages import ActorHello, LearnerHello
-from apex_jax.transport.security import link_context
+from apex_jax.transport.security import LinkContext, security_of
 from apex_jax.types import SegmentSpec
 
 Handles: TypeAlias = Merged
@@ -101,7 +101,9 @@ class ReplayClient:
         and RunError once the link has failed.
         """
         rows, priority = self._rows(items, priorities)
-        self._open_writer().insert(rows, priority)
+        if self._writer is None:
+            self._writer = _Writer(self._config, self._spec, self.dtype)
+        self._writer.insert(rows, priority)
 
     def flush(self, timeout_seconds: float | None = None) -> None:
         """Sends the segment that is not full yet, and returns once the server has acknowledged every item inserted.
@@ -135,16 +137,10 @@ class ReplayClient:
 
     def close(self) -> None:
         """Ends both links without a wait; items that were not flushed may be lost."""
-        if self._writer is not None:
-            self._writer.close()
-        if self._reader is not None:
-            self._reader.close()
+        for end in (self._writer, self._reader):
+            if end is not None:
+                end.close()
         self._writer = self._reader = None
-
-    def _open_writer(self) -> _Writer:
-        if self._writer is None:
-            self._writer = _Writer(self._config, self._spec, self.dtype)
-        return self._writer
 
     def _rows(self, items: Mapping[str, ArrayLike], priorities: ArrayLike | None) -> tuple[np.ndarray, np.ndarray]:
         """Returns items [N] of the dtype of this client and their priorities, float32[N]; raises ValueError."""
@@ -167,7 +163,7 @@ class _Writer:
 
     def __init__(self, config: Config, spec: SegmentSpec, dtype: np.dtype) -> None:
         check_hosts("actor", config)
-        self._context = link_context(config, "actor")
+        self._context = LinkContext.of(security_of(config, "actor"))
         self._address = config.addresses.experience[0]
         self._spec = spec
         self._client = ExperienceClient(
@@ -229,7 +225,7 @@ class _Reader:
 
     def __init__(self, config: Config, spec: SegmentSpec, dtype: np.dtype, prefetch: int) -> None:
         check_hosts("learner", config)
-        self._context = link_context(config, "learner")
+        self._context = LinkContext.of(security_of(config, "learner"))
         self._config = config
         self._dtype = dtype
         capacity_segments = spec.ring_segments(config.replay.capacity_of_server)

@@ -10,6 +10,7 @@ import functools
 import math
 import threading
 import zlib
+from collections.abc import Sequence
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
@@ -24,6 +25,7 @@ from apex_jax.types import (
     Segment,
     SegmentRecord,
     SegmentSpec,
+    zero_columns,
 )
 
 Bytes: TypeAlias = bytes | bytearray | memoryview
@@ -187,28 +189,42 @@ def decode_columns(body: Bytes, spec: SegmentSpec, limits: ValueLimits = NO_LIMI
     return columns
 
 
-def decode_frames(body: Bytes, spec: SegmentSpec, out: np.ndarray | None = None) -> np.ndarray:
-    """Returns the frames `[L, *O]`, in `out` if given (C-contiguous); a corrupt segment leaves `out` unchanged.
-
-    Raises CorruptSegment, and ValueError for an `out` of another shape, dtype or layout.
-    """
-    layout, shape = layout_of(spec), (spec.slots, *spec.frame_shape)
-    data = _check_length(body, layout)
-    out = np.empty(shape, spec.frame_dtype) if out is None else out
-    _check_layout("out", out, shape, np.dtype(spec.frame_dtype))
-    if not (out.flags.c_contiguous and out.flags.writeable):
-        raise ValueError("out must be C-contiguous and writeable: the frames are written straight into it")
-    block = data[layout.columns_bytes :]
+def decode_frames(body: Bytes, spec: SegmentSpec) -> np.ndarray:
+    """Returns the frames `[L, *O]`, read-only; raises CorruptSegment."""
+    layout = layout_of(spec)
+    block = _check_length(body, layout)[layout.columns_bytes :]
     try:
-        if zstandard.get_frame_parameters(block).content_size != out.nbytes:  # before zstd allocates this size
+        if (
+            zstandard.get_frame_parameters(block).content_size != spec.frame_bytes * spec.slots
+        ):  # before it is allocated
             raise CorruptSegment("bad_frames")
         pixels = _zstd.decompressor.decompress(block, allow_extra_data=False)
     except zstandard.ZstdError:
         raise CorruptSegment("bad_frames") from None
-    frames = np.frombuffer(pixels, out.dtype).reshape(shape)
+    frames = np.frombuffer(pixels, spec.frame_dtype).reshape(spec.slots, *spec.frame_shape)
     _check_observations(frames)
-    np.copyto(out, frames)
-    return out
+    return frames
+
+
+def decode_segments(
+    bodies: Sequence[Bytes], spec: SegmentSpec, limits: ValueLimits = NO_LIMITS
+) -> tuple[np.ndarray, Columns, dict[int, str]]:
+    """Returns the frames `[N, L, *O]` and columns `[N, L, ...]` of N segments; and of each corrupt one, whose values
+    are all 0, the reason by its number.
+    """
+    frames = np.zeros((len(bodies), spec.slots, *spec.frame_shape), spec.frame_dtype)
+    columns = {name: np.stack([column] * len(bodies)) for name, column in zero_columns(spec).items()}
+    corrupt: dict[int, str] = {}
+    for number, body in enumerate(bodies):
+        try:
+            decoded = decode_columns(body, spec, limits)
+            frames[number] = decode_frames(body, spec)
+        except CorruptSegment as error:
+            corrupt[number] = error.reason
+            continue
+        for name, column in decoded.items():
+            columns[name][number] = column
+    return frames, columns, corrupt
 
 
 def max_body_bytes(spec: SegmentSpec) -> int:

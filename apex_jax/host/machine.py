@@ -15,8 +15,12 @@ def usable_cores() -> int:
 
     A quota of 2.5 cores counts as 3: one thread too many just waits, one too few leaves half a core idle.
     """
-    allowed = len(os.sched_getaffinity(0))
-    return max(1, min([allowed, *(math.ceil(quota) for quota in _cpu_quotas())]))
+    cores = len(os.sched_getaffinity(0))
+    for text in _read("cpu.max"):  # "150000 100000" or "max 100000"
+        quota, _, period = text.partition(" ")
+        if quota.isdigit() and period.isdigit():
+            cores = min(cores, math.ceil(int(quota) / int(period)))
+    return max(1, cores)
 
 
 def usable_memory_bytes() -> int:
@@ -24,14 +28,6 @@ def usable_memory_bytes() -> int:
     machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     limits = _read("memory.max")
     return min([machine, *(int(limit) for limit in limits if limit.isdigit())])
-
-
-def _cpu_quotas() -> Iterator[float]:
-    """Yields the CPU quotas that apply to this process, in cores."""
-    for text in _read("cpu.max"):  # "150000 100000" or "max 100000"
-        quota, _, period = text.partition(" ")
-        if quota.isdigit() and period.isdigit():
-            yield int(quota) / int(period)
 
 
 def _read(name: str) -> Iterator[str]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable
 
 import zmq
@@ -19,13 +18,10 @@ class LinkClient:
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
+        self.name = connection.name  # of the server for users, with its address
+        self.dropped = connection.dropped  # counts of refusals, and of messages that could not be sent or used
         self._closing = threading.Event()
         self._thread: threading.Thread  # see `_start`
-
-    @property
-    def name(self) -> str:
-        """Name of the server for users, with its address."""
-        return self._connection.name
 
     @property
     def peer_state(self) -> str:
@@ -36,11 +32,6 @@ class LinkClient:
     def disconnects(self) -> int:
         """Losses of servers that had welcomed this client."""
         return self._connection.disconnects
-
-    @property
-    def dropped(self) -> Counter[str]:
-        """Counts of refusals, and of messages that could not be sent or used, by reason."""
-        return self._connection.dropped
 
     def turn(self, now_seconds: float) -> None:
         """Sends a hello or heartbeat if one is due, and queued messages; handles received messages."""

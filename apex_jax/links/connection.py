@@ -55,7 +55,7 @@ class Connection:
         self.name = f"the {server} at {address}"
         self.run = run or RunIdentity()
         self._patience = patience._replace(heartbeat=patience.heartbeat or HEARTBEAT_SECONDS)
-        self._monitor = ClientMonitor(self.dropped)
+        self._monitor = ClientMonitor()
         self._socket: zmq.Socket | None = None
         self._since_seconds: float | None = None  # when `state` last changed; None before the first turn
         self._received_seconds = 0.0  # time of the last message, or of the connection
@@ -71,7 +71,7 @@ class Connection:
         Passes every exception of the loop to `on_error`; threads that wait for this client would otherwise hang.
         """
         try:
-            with connect(self._monitor) as self._socket, self._monitor:
+            with connect(self._monitor) as self._socket, contextlib.closing(self._monitor):
                 yield self._socket
         except RunError as error:
             self.state = "refused"

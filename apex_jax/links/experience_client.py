@@ -161,9 +161,7 @@ class ExperienceClient(LinkClient):
         if self._welcome is None:
             return
         # A server that restarted with another config may grant less credit than there are segments to resend.
-        credit = self._welcome.max_outstanding_segments
-        while (message := self._outbox.next_to_send(credit)) is not None and self._connection.send(message):
-            self._outbox.on_sent()
+        self._outbox.flush(self._welcome.max_outstanding_segments, self._connection.send)
         while self._outbox.episodes and self._connection.send(self._outbox.episodes[0]):
             self._outbox.episodes.popleft()
 

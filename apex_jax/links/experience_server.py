@@ -56,6 +56,7 @@ class ExperienceServer(LinkServer[ActorPeer]):
         """`run`: the run that its actors must be part of, None = any."""
         index, servers = config.replay.index, config.replay.servers
         self.membership = Membership(config.ladder_size, index, servers)
+        self.actors = self.membership.actors  # the connected ones, by connection
         names, key = ("the replay server", "this actor"), config.compatibility_key
         super().__init__(names, socket, key, run, self.membership.actors, MAX_ACTORS)
         self.episodes = EpisodeMeans.of_run(config, spec)
@@ -71,11 +72,6 @@ class ExperienceServer(LinkServer[ActorPeer]):
             ActorStatus: self._on_status,
             Goodbye: self._on_goodbye,
         }
-
-    @property
-    def actors(self) -> dict[bytes, ActorPeer]:
-        """Connected actors, by connection."""
-        return self.membership.actors
 
     def store(self, now_seconds: float) -> None:
         """Stores pending segments while the rate limiter allows, writes them to the journal, then acknowledges them."""
@@ -109,19 +105,21 @@ class ExperienceServer(LinkServer[ActorPeer]):
         connected = {actor.peer_id for actor in self.actors.values()}
         return self._replay.ledger.totals(connected)
 
+    def _refusal(self, connection_id: bytes, hello: ActorHello) -> Refusal | None:
+        if (refusal := super()._refusal(connection_id, hello)) is not None:
+            return refusal
+        if self.membership.connection_of(hello.peer_id) is None and len(self.actors) >= MAX_ACTORS:
+            self.dropped["too_many_actors"] += 1
+            reason = f"the replay server has the {MAX_ACTORS} actors it can have; use fewer, of more environments each"
+            return Refusal(reason=reason, final=False)
+        return None
+
     def _on_hello(self, connection_id: bytes, message: ActorHello, now_seconds: float) -> None:
-        if (refusal := self._refusal(message.compatibility_key, message.run_identity)) is not None:
-            sockets.send(self._socket, refusal, connection_id)
-            return
         if connection_id in self.actors and self.actors[connection_id].peer_id == message.peer_id:
             return  # a repeated hello; a second welcome would cause all segments to be resent
         before = self.membership.connection_of(message.peer_id)
-        if before is None and len(self.actors) >= MAX_ACTORS:
-            self.dropped["too_many_actors"] += 1
-            reason = f"the replay server has the {MAX_ACTORS} actors it can have; use fewer, of more environments each"
-            sockets.send(self._socket, Refusal(reason=reason, final=False), connection_id)
-            return
-        actor_number, ladder_indices = self.membership.choose(message, self._replay.highest_actor_number, now_seconds)
+        ledger = self._replay.ledger
+        actor_number, ladder_indices = self.membership.choose(message, ledger.highest_actor_number, now_seconds)
         welcome = ActorWelcome(
             actor_number=actor_number,
             ladder_indices=ladder_indices,
@@ -148,8 +146,8 @@ class ExperienceServer(LinkServer[ActorPeer]):
         number, indices = welcome.actor_number, welcome.ladder_indices
         actor = ActorPeer(peer_id, number, indices, status, received, connection_id, now_seconds)
         actor.answered_seconds = now_seconds
-        self._replay.highest_actor_number = max(self._replay.highest_actor_number, number)
-        self.membership.join(actor)
+        self._replay.ledger.highest_actor_number = max(self._replay.ledger.highest_actor_number, number)
+        self.actors[connection_id] = actor
         self._unanswered.add(connection_id)
         text = "actor %s joins with %d environments (%d actors)"
         _log.info(text, digest_of_peer_id(peer_id), len(actor.ladder_indices), len(self.actors))

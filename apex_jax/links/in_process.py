@@ -17,9 +17,13 @@ from apex_jax.links.sampling_server import index_batches
 from apex_jax.links.weights_client import Weights
 from apex_jax.process import StopSignal
 from apex_jax.replay.replay import Replay
-from apex_jax.segment_codec import decode_segment, encode_record
+from apex_jax.segment_codec import decode_segments, encode_record
 from apex_jax.transport.messages import NO_RETURN, ActorStatus, ActorWelcome, EpisodeStatistics, IndexBatches
 from apex_jax.types import MAX_STREAMED_SEGMENTS, Segment, SegmentSpec
+
+
+def _ignore(self: object, *arguments: object) -> None:
+    """Does nothing, in place of a method that a run in one process does not need."""
 
 
 class InProcessWeights:
@@ -50,8 +54,7 @@ class InProcessWeights:
         """Returns the newest parameters."""
         return self.newest
 
-    def close(self) -> None:
-        """Does nothing."""
+    close = _ignore
 
 
 class InProcessReplay:
@@ -92,10 +95,8 @@ class InProcessReplay:
     def _new_segments(self) -> Segments:
         run = self._replay.buffer.segments_since(self._cursor, MAX_STREAMED_SEGMENTS)
         self._cursor = run.cursor
-        segments = [decode_segment(body, self._spec) for body in run.bodies]
-        names = segments[0].columns
-        columns = {name: np.stack([segment.columns[name] for segment in segments]) for name in names}
-        return Segments(run.ring_slots, np.stack([segment.frames for segment in segments]), columns, 0.0, 0, 0)
+        frames, columns, _ = decode_segments(run.bodies, self._spec)
+        return Segments(run.ring_slots, frames, columns, 0.0, 0, 0)
 
     def update_priorities(self, merged: Merged, priorities: np.ndarray) -> None:
         """Sets the new priorities, float32[K, B], of a draw."""
@@ -103,21 +104,11 @@ class InProcessReplay:
         assert isinstance(drawn, IndexBatches)
         self._replay.update_priorities(drawn.indices, drawn.generations, priorities.ravel())
 
-    def consumed(self, merged: Merged) -> None:
-        """Does nothing: there is no credit."""
-
-    def count_steps(self, environment_steps: int) -> None:
-        """Does nothing: the replay counts the steps itself."""
-
     def gone(self, now_seconds: float) -> frozenset[int]:
         """Returns no server."""
         return frozenset()
 
-    def finish(self, reason: str) -> None:
-        """Does nothing."""
-
-    def close(self) -> None:
-        """Does nothing."""
+    consumed = count_steps = finish = close = _ignore  # there is no credit, and the replay counts the steps itself
 
 
 class InProcessExperience:
@@ -135,12 +126,12 @@ class InProcessExperience:
         self.episodes = EpisodeMeans.of_run(config, spec)
         self._replay, self._config, self._spec, self._stop = replay, config, spec, stop
         self._segments = 0
-        self.peer_id = replay.highest_actor_number + 1  # of an actor that is new at each start
+        self.peer_id = replay.ledger.highest_actor_number + 1  # of an actor that is new at each start
         self.status = ActorStatus(0.0, 0)
 
     def join(self) -> ActorWelcome:
         """Returns the number of the actor, and all places of the exploration ladder."""
-        self._replay.highest_actor_number = self.peer_id
+        self._replay.ledger.highest_actor_number = self.peer_id
         self._replay.journal.on_welcome(self.peer_id, self.peer_id)
         size = self._config.actor.environments
         return ActorWelcome(self.peer_id, np.arange(size, dtype=np.int32), self._config.ladder_size, size)
@@ -161,5 +152,4 @@ class InProcessExperience:
         """Adds the statistics of finished games to `episodes`."""
         self.episodes.add(episodes)
 
-    def close(self) -> None:
-        """Does nothing."""
+    close = _ignore

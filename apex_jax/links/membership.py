@@ -89,10 +89,6 @@ class Membership:
         """Returns the lowest actor number above `highest_actor_number` that this server may assign."""
         return self._index + 1 + self._servers * max(0, -((self._index - highest_actor_number) // self._servers))
 
-    def join(self, actor: ActorPeer) -> None:
-        """Adds an actor, whose connection must be unused."""
-        self.actors[actor.connection] = actor
-
     def leave(self, connection_id: bytes, keeps_pending: bool = False) -> None:
         """Removes an actor, and discards its pending segments unless `keeps_pending`, as for one that has ended.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 
 import numpy as np
 
@@ -47,14 +48,11 @@ class Outbox:
         self._sequence = record.sequence
         self._unacknowledged.append(record)
 
-    def next_to_send(self, credit: int) -> SegmentRecord | None:
-        """Returns the oldest segment not sent on this connection; None if there is none, or `credit` are in flight."""
-        return self._unacknowledged[self._num_sent] if self._num_sent < min(len(self), credit) else None
-
-    def on_sent(self) -> None:
-        """Marks the segment that `next_to_send` returned as sent."""
-        self._highest_sent = max(self._highest_sent, self._unacknowledged[self._num_sent].sequence)
-        self._num_sent += 1
+    def flush(self, credit: int, send: Callable[[SegmentRecord], bool]) -> None:
+        """Sends what was not sent on this connection, oldest first, until `send` fails or `credit` are in flight."""
+        while self._num_sent < min(len(self), credit) and send(self._unacknowledged[self._num_sent]):
+            self._highest_sent = max(self._highest_sent, self._unacknowledged[self._num_sent].sequence)
+            self._num_sent += 1
 
     def on_new_connection(self) -> None:
         """Marks every segment as unsent."""

@@ -57,7 +57,6 @@ class Plan:
     fractions: np.ndarray  # float64[S], of each server in each batch
     counts: np.ndarray  # int32[K, S], transitions asked for
     answers: dict[int, Received] = field(default_factory=dict)  # by server
-    is_void: bool = False  # a server was lost before it answered; the answers of the others are not used
 
 
 @dataclass(eq=False)
@@ -131,7 +130,7 @@ class ReplayServers:
         self._away_limit = away_limit_seconds
         self._has_begun = False
         self._arrived = threading.Event()
-        self._plans: deque[Plan] = deque()  # without those that are void, oldest first
+        self._plans: deque[Plan] = deque()  # without those of which a server was lost before it answered; oldest first
         self._in_process = 0  # groups returned by `next` and not consumed
         self._next = 0  # server that is read next
         self._num_joined = len(addresses)  # as last logged
@@ -298,13 +297,11 @@ class ReplayServers:
                 self._void(plan)
 
     def _void(self, plan: Plan) -> None:
-        if plan.is_void:
-            return
-        plan.is_void = True
-        self._plans.remove(plan)
-        for server in self.servers:
-            if server.holds is plan:
-                server.holds = None
+        if plan in self._plans:
+            self._plans.remove(plan)
+            for server in self.servers:
+                if server.holds is plan:
+                    server.holds = None
 
     # Items
 
@@ -315,7 +312,7 @@ class ReplayServers:
                 return merged
             server = self.servers[self._next]
             self._next = (self._next + 1) % len(self.servers)  # in turn, so that no busy server delays the others
-            while server.holds is None and (item := server.client.next(0.0)) is not None:
+            while server.holds is None and (item := server.client.next()) is not None:
                 if item.epoch != server.epoch:
                     self._rejoin(server, item.epoch)
                 content = item.content
@@ -326,7 +323,7 @@ class ReplayServers:
                     part = Contribution(server.number, item, slice(0))
                     return Merged(content._replace(ring_slots=ring_slots), (part,))
                 plan = server.asked.popleft()
-                if not plan.is_void:
+                if plan in self._plans:
                     plan.answers[server.number] = item
                     server.holds = plan
         return self._merged()

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import queue
 import threading
-import time
 from collections import deque
 from functools import partial
 from typing import Any, NamedTuple
@@ -19,14 +16,7 @@ from apex_jax.links.client import LinkClient
 from apex_jax.links.connection import Connection, Patience
 from apex_jax.replay.fractions import MIN_PROBABILITY
 from apex_jax.run.identity import RunIdentity
-from apex_jax.segment_codec import (
-    NO_LIMITS,
-    CorruptSegment,
-    ValueLimits,
-    decode_columns,
-    decode_frames,
-    max_streamed_bytes,
-)
+from apex_jax.segment_codec import NO_LIMITS, ValueLimits, decode_segments, max_streamed_bytes
 from apex_jax.transport import sockets
 from apex_jax.transport.messages import (
     CorruptSegments,
@@ -39,7 +29,7 @@ from apex_jax.transport.messages import (
     PriorityUpdate,
     StreamedSegments,
 )
-from apex_jax.types import Columns, SegmentSpec, zero_columns
+from apex_jax.types import Columns, SegmentSpec
 
 _log = logging.getLogger(__name__)
 
@@ -103,8 +93,9 @@ class SamplingClient(LinkClient):
         self.environment_steps = hello.environment_steps  # of the whole run; updated by the learner
         self._capacity_segments = capacity_segments
         self._window = window
-        # Each item answers a request or uses a segment of credit; one more place is for the final error.
-        self._items: queue.Queue[Received | RunError] = queue.Queue(groups + window + 1)
+        self._items: deque[Received] = deque()
+        self._most_items = groups + window  # each answers a request or uses a segment of credit
+        self._error: RunError | None = None
         self._outbox: deque[tuple[int, Any]] = deque()  # (epoch to which it belongs, message)
         self._asked: deque[tuple[int, int]] = deque()  # (epoch, transitions) of each request without an answer
         self.epoch = 0  # number of the connection, from 1
@@ -117,19 +108,15 @@ class SamplingClient(LinkClient):
         _log.info("joining %s", self.name)
         self._start(partial(sockets.connect_sampling, context, address, max_message_bytes=largest), "sampling client")
 
-    def next(self, timeout_seconds: float) -> Received | None:
-        """Returns the next item to consume, None after the timeout. Raises RunError once the link has failed."""
-        until = time.monotonic() + timeout_seconds
-        while True:
-            left_seconds = until - time.monotonic()
-            try:
-                item = self._items.get(timeout=left_seconds) if left_seconds > 0 else self._items.get_nowait()
-            except queue.Empty:
-                return None
-            if isinstance(item, Exception):
-                raise item
-            if item.epoch == self.epoch:  # else, segments before it may have been discarded
-                return item
+    def next(self) -> Received | None:
+        """Returns the next item to consume, None if none has arrived. Raises RunError once the link has failed."""
+        if self._error is not None:
+            raise self._error
+        try:
+            item = self._items.popleft()
+        except IndexError:
+            return None
+        return item if item.epoch == self.epoch else None  # else, segments before it may have been discarded
 
     def ask(self, counts: np.ndarray, epoch: int) -> None:
         """Requests G groups of batches, int32[G, K] transitions, of the server that was joined as number `epoch`."""
@@ -184,8 +171,7 @@ class SamplingClient(LinkClient):
         self._flush()
 
     def _fail(self, error: RunError) -> None:
-        self._discard_items()
-        self._items.put_nowait(error)
+        self._error = error
         self._arrived.set()
 
     def _current_hello(self) -> LearnerHello:
@@ -208,19 +194,15 @@ class SamplingClient(LinkClient):
         for message in self._connection.receive(now_seconds, expected):
             if isinstance(message, LearnerWelcome):
                 self._on_welcome(message, now_seconds)
-            elif isinstance(message, StreamedSegments | IndexBatches):
-                self._on_content(message)
+            elif isinstance(message, StreamedSegments | IndexBatches) and self._connection.state != "joined":
+                continue  # sent before the next welcome, with which the stream begins anew
+            elif isinstance(message, StreamedSegments):
+                self._on_segments(message)
+            elif isinstance(message, IndexBatches):
+                self._on_batches(message)
             elif isinstance(message, Finish) and self._last_word is not None:  # answers our Finish
                 self.is_finish_received.set()
                 self._connection.server_may_end = True
-
-    def _on_content(self, message: StreamedSegments | IndexBatches) -> None:
-        if self._connection.state != "joined":
-            return  # sent before the next welcome, with which the stream begins anew
-        if isinstance(message, StreamedSegments):
-            self._on_segments(message)
-        else:
-            self._on_batches(message)
 
     def _on_welcome(self, message: LearnerWelcome, now_seconds: float) -> None:
         if self._connection.state == "joined":  # the server would also receive the credit sent for its first welcome
@@ -232,24 +214,17 @@ class SamplingClient(LinkClient):
             raise RunError(f"{error} {self._capacity_segments}: {fix}")
         self._connection.join(now_seconds, message.run_identity)
         self.epoch += 1
-        self._discard_items()
+        self._items.clear()  # those of earlier connections: all live segments are sent again, and credit starts anew
         self._connection.send_heartbeat()  # a pending Finish is sent at once
         credit = Credit(self._window, environment_steps=self.environment_steps)
         self._outbox.append((self.epoch, credit))
         self._flush()
         self._arrived.set()
 
-    def _discard_items(self) -> None:
-        """Discards the items of earlier connections: all live segments are resent, and credit starts anew."""
-        with contextlib.suppress(queue.Empty):
-            while True:
-                self._items.get_nowait()
-
     def _put(self, content: Segments | IndexBatches) -> None:
-        try:
-            self._items.put_nowait(Received(content, self.epoch))
-        except queue.Full:
-            raise self._connection.broken("sends more than it was given credit for") from None
+        if len(self._items) == self._most_items:
+            raise self._connection.broken("sends more than it was given credit for")
+        self._items.append(Received(content, self.epoch))
         self._arrived.set()
 
     def _on_segments(self, message: StreamedSegments) -> None:
@@ -257,28 +232,14 @@ class SamplingClient(LinkClient):
         out_of_ring = (message.ring_slots < 0).any() or (message.ring_slots >= self._capacity_segments).any()
         if not len(lengths) or out_of_ring or (lengths < 0).any() or lengths.sum(dtype=np.int64) != len(message.bodies):
             raise self._connection.broken("streams segments that do not fit the replay")
-        frames = np.empty((len(lengths), self._spec.slots, *self._spec.frame_shape), self._spec.frame_dtype)
         ends = np.cumsum(lengths)
         bodies = [memoryview(message.bodies)[end - length : end] for length, end in zip(lengths, ends, strict=True)]
-        columns = [self._decoded(body, out=frames[i]) for i, body in enumerate(bodies)]
-        corrupt = [i for i, column in enumerate(columns) if column is None]
+        frames, columns, corrupt = decode_segments(bodies, self._spec, self._limits)
         if corrupt:
-            self._report(message, corrupt)
-        blank = zero_columns(self._spec)
-        stacked = {name: np.stack([(each or blank)[name] for each in columns]) for name in blank}
+            self.dropped.update(corrupt.values())
+            self._report(message, list(corrupt))
         holds = (message.total_priority, message.size_transitions, message.allowed_samples)
-        self._put(Segments(message.ring_slots, frames, stacked, *holds))
-
-    def _decoded(self, body: memoryview, out: np.ndarray) -> Columns | None:
-        """Returns a segment's columns and writes its frames to `out`; None and zeros if it is corrupt."""
-        try:
-            columns = decode_columns(body, self._spec, self._limits)
-            decode_frames(body, self._spec, out=out)
-        except CorruptSegment as error:
-            self.dropped[error.reason] += 1
-            out[...] = 0
-            return None
-        return columns
+        self._put(Segments(message.ring_slots, frames, columns, *holds))
 
     def _report(self, message: StreamedSegments, corrupt: list[int]) -> None:
         """Reports corrupt segments to the server, which never decodes frames, so that it stops drawing from them.

@@ -135,7 +135,7 @@ class SamplingServer(LinkServer[LearnerPeer]):
                 generations=run.generations[:count],
                 body_bytes=body_bytes[:count],
                 bodies=b"".join(run.bodies[:count]),
-                total_priority=self._replay.buffer.total_priority,
+                total_priority=self._replay.buffer.tree.total,
                 size_transitions=self._replay.buffer.size_transitions,
                 allowed_samples=0 if is_behind else self._replay.allowed_samples,
             )
@@ -146,14 +146,14 @@ class SamplingServer(LinkServer[LearnerPeer]):
         return True
 
     def _on_hello(self, connection_id: bytes, message: LearnerHello, now_seconds: float) -> None:
-        if (refusal := self._refusal_of(message)) is not None:
-            sockets.send(self._socket, refusal, connection_id)
-            return
         if self.learner is not None and self.learner.connection_id == connection_id:
             return  # a repeated hello; the welcome is in flight, and a second one would double the credit
+        if not self.run_identity.name and message.run_identity:
+            self.run_identity.adopt(message.run_identity, "the learner")
+            self._replay.journal.on_run(self.run_identity.name)
         welcome = LearnerWelcome(
             capacity_segments=self._replay.buffer.capacity_segments,
-            run_identity=self._join_run(message),
+            run_identity=self.run_identity.name,
         )
         if not sockets.send(self._socket, welcome, connection_id):
             return
@@ -164,26 +164,19 @@ class SamplingServer(LinkServer[LearnerPeer]):
         live = self._replay.buffer.size_segments
         _log.info("learner %s joins; %d segments are live", digest_of_peer_id(message.peer_id), live)
 
-    def _join_run(self, message: LearnerHello) -> str:
-        """Returns the run identity to share: the server's, or the learner's if the server has none; may be empty."""
-        if not self.run_identity.name and message.run_identity:
-            self.run_identity.adopt(message.run_identity, "the learner")
-            self._replay.journal.on_run(self.run_identity.name)
-        return self.run_identity.name
-
-    def _refusal_of(self, message: LearnerHello) -> Refusal | None:
-        run_identity = "" if message.is_new_run else message.run_identity
-        if (refusal := self._refusal(message.compatibility_key, run_identity)) is not None:
+    def _refusal(self, connection_id: bytes, hello: LearnerHello) -> Refusal | None:
+        with_run = hello._replace(run_identity="") if hello.is_new_run else hello  # a proposal is no other run
+        if (refusal := super()._refusal(connection_id, with_run)) is not None:
             return refusal
-        if message.replay_index != (index := self._config.replay.index):
-            expected = f"the learner expects number {message.replay_index} at this place of its addresses.sampling"
+        if hello.replay_index != (index := self._config.replay.index):
+            expected = f"the learner expects number {hello.replay_index} at this place of its addresses.sampling"
             reason = f"this replay server has replay.index={index}, {expected}; correct one of them"
             return Refusal(reason=reason, final=True)
-        if message.batches_at_once * message.batch_size > (largest := self._config.learner.largest_sample):
-            asked = f"{message.batches_at_once} batches of {message.batch_size}"
+        if hello.batches_at_once * hello.batch_size > (largest := self._config.learner.largest_sample):
+            asked = f"{hello.batches_at_once} batches of {hello.batch_size}"
             reason = f"{asked} at once exceed the {largest} transitions in the replay server's config; use the same one"
             return Refusal(reason=reason, final=True)
-        if self.learner is not None and self.learner.peer_id != message.peer_id:
+        if self.learner is not None and self.learner.peer_id != hello.peer_id:
             fix = "stop it, or give this one a replay server of its own (addresses.sampling)"
             killed = f"one did that was killed in the last {PEER_TIMEOUT_SECONDS:.0f} s"
             return Refusal(reason=f"another learner draws from this replay server, or {killed}; {fix}", final=False)
@@ -234,11 +227,11 @@ def index_batches(replay: Replay, sample: Sample) -> IndexBatches:
         indices=sample.indices,
         generations=sample.generations,
         probabilities=sample.probabilities,
-        total_priority=replay.buffer.total_priority,
+        total_priority=replay.buffer.tree.total,
         size_transitions=replay.buffer.size_transitions,
         allowed_samples=replay.allowed_samples,
-        replay_id=replay.journal.replay_id,
-        environment_steps=min(replay.environment_steps, MAX_ENVIRONMENT_STEPS),
+        replay_id=replay.journal.header.replay_id,
+        environment_steps=min(replay.ledger.steps, MAX_ENVIRONMENT_STEPS),
         samples_per_insert=min(replay.samples_per_insert, MAX_SAMPLES_PER_INSERT),
         age_seconds=sample.age_seconds,
     )

@@ -9,7 +9,7 @@ from typing import Any, Generic, Protocol, TypeVar
 import zmq
 
 from apex_jax.run.compatibility import describe_differences
-from apex_jax.run.identity import RunIdentity
+from apex_jax.run.identity import RunIdentity, is_identity
 from apex_jax.transport import sockets
 from apex_jax.transport.messages import Refusal, Rejoin
 from apex_jax.types import PEER_TIMEOUT_SECONDS
@@ -28,8 +28,8 @@ Handler = Callable[[bytes, Any, float], None]  # of (identity of the connection,
 class LinkServer(Generic[PeerT]):
     """Reads messages, passes each to its handler, and evicts silent peers.
 
-    A peer joins with a hello, to which its handler answers with a welcome or a `Refusal`; every other message of a peer
-    without a record is answered with `Rejoin`.
+    A peer joins with a hello, which is answered with a `Refusal`, or by its handler with a welcome; every other message
+    of a peer without a record is answered with `Rejoin`.
     """
 
     def __init__(
@@ -70,6 +70,9 @@ class LinkServer(Generic[PeerT]):
             elif not isinstance(message, hello):
                 sockets.send(self._socket, Rejoin(), connection_id)
                 continue
+            if isinstance(message, hello) and (refusal := self._refusal(connection_id, message)) is not None:
+                sockets.send(self._socket, refusal, connection_id)
+                continue
             self._handlers[type(message)](connection_id, message, now_seconds)
 
     def evict_dead_peers(self, now_seconds: float) -> None:
@@ -84,14 +87,14 @@ class LinkServer(Generic[PeerT]):
         """Removes a silent peer."""
         raise NotImplementedError
 
-    def _refusal(self, compatibility_key: str, run_identity: str) -> Refusal | None:
-        """Returns why a peer of another configuration or run must not join; None if it may."""
-        server, peer = self._names
-        if compatibility_key != self._compatibility_key:
+    def _refusal(self, connection_id: bytes, hello: Any) -> Refusal | None:
+        """Returns why the sender of a hello must not join, such as another configuration or run; None if it may."""
+        (server, peer), run_identity = self._names, hello.run_identity
+        if hello.compatibility_key != self._compatibility_key:
             self.dropped["another_config"] += 1
-            what = describe_differences(self._compatibility_key, compatibility_key, server, peer)
+            what = describe_differences(self._compatibility_key, hello.compatibility_key, server, peer)
             return Refusal(reason=f"{what}; make them equal", final=True)
-        if self.run_identity.differs(run_identity):
+        if is_identity(run_identity) and self.run_identity.name not in ("", run_identity):  # if both are known
             self.dropped["another_run"] += 1
             return Refusal(reason=self.run_identity.refusal(run_identity, peer, server), final=True)
         return None

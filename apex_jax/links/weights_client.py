@@ -153,11 +153,7 @@ class WeightsClient(LinkClient):
 
     def _on_offer(self, offer: WeightsOffer, now_seconds: float) -> None:
         if self._connection.state != "joined":  # requests on the previous connection will not be answered
-            self._asked_seconds = None
-            if self._transfer is not None and self._transfer.first.learner_peer_id == offer.learner_peer_id:
-                self._transfer.requested = self._transfer.received
-            else:
-                self._transfer = None
+            self._transfer = self._asked_seconds = None
         self._connection.join(now_seconds, offer.run_identity)
         self._offer = offer
         self.replay_index = offer.replay_index

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
+import contextlib
 import logging
 import threading
 import time
@@ -16,6 +16,7 @@ import zmq
 from apex_jax.agent.algorithm import Params
 from apex_jax.links.placement import NOWHERE, Placement
 from apex_jax.links.server import LinkServer
+from apex_jax.links.weights_client import Weights
 from apex_jax.run.identity import RunIdentity
 from apex_jax.transport import sockets
 from apex_jax.transport.messages import (
@@ -38,25 +39,12 @@ MAX_CLIENTS = 4_096
 SETTLED_SECONDS = 30.0  # from the start, in which no actor is moved, since those of an earlier learner join again
 
 
-class Published(NamedTuple):
-    """Params and their metadata."""
+class Encoded(NamedTuple):
+    """A version as bytes."""
 
-    version: int
-    params: Params | None  # None in an `Encoded`, which needs no memory on the device
-    updates: int
-    environment_steps: int
-    final: bool
-    seconds: float  # time.monotonic() when they were published
-
-
-@dataclass
-class Encoded:
-    """A version as bytes; each piece is a separate object, so that a queued piece does not keep the others alive."""
-
-    published: Published
+    weights: Weights  # without its params: they would take memory on the device
     crc: int
-    body_bytes: int
-    pieces: list[bytes]
+    body: bytes
 
 
 @dataclass
@@ -103,8 +91,8 @@ class WeightsServer(LinkServer[Client]):
         self._architecture = architecture
         self.version = first_version
         self.best_return = NO_RETURN  # highest mean return of an evaluation that an evaluator has sent
-        self._newest: Published | None = None
-        self._offered: Published | None = None  # version last offered to the clients
+        self._newest: Weights | None = None
+        self._offered: Weights | None = None  # version last offered to the clients
         self._encoded: Encoded | None = None  # the newest version that was requested
         self._handlers = {
             WeightsHello: self._on_hello,
@@ -124,7 +112,8 @@ class WeightsServer(LinkServer[Client]):
         """
         # Based on the time in ms, so that versions also increase after a restart from an older checkpoint.
         self.version = max(self.version + 1, int(time.time() * 1000))
-        self._newest = Published(self.version, params, updates, environment_steps, final, time.monotonic())
+        metadata = self.version, self._peer_id, updates, environment_steps, final, time.monotonic()
+        self._newest = Weights(params, *metadata)
         self._wake.wake_up()
 
     @property
@@ -160,7 +149,7 @@ class WeightsServer(LinkServer[Client]):
                     self._offer(connection_id)
 
     def _run(self) -> None:
-        with self._socket, self._monitor:
+        with self._socket, contextlib.closing(self._monitor):
             poller = zmq.Poller()
             poller.register(self._socket, zmq.POLLIN)
             poller.register(self._wake.socket, zmq.POLLIN)
@@ -170,18 +159,15 @@ class WeightsServer(LinkServer[Client]):
                 self.turn(time.monotonic())
 
     def _on_hello(self, connection_id: bytes, message: WeightsHello, now_seconds: float) -> None:
-        if (refusal := self._refusal_of(connection_id, message)) is not None:
-            sockets.send(self._socket, refusal, connection_id)
-            return
         if connection_id not in self.clients:
             replay_index = self.placement.add(message.environments, message.replay_index)
             self.clients[connection_id] = Client(now_seconds, message.environments, replay_index)
         self._offer(connection_id)
 
-    def _refusal_of(self, connection_id: bytes, message: WeightsHello) -> Refusal | None:
-        if (refusal := self._refusal(message.compatibility_key, message.run_identity)) is not None:
+    def _refusal(self, connection_id: bytes, hello: WeightsHello) -> Refusal | None:
+        if (refusal := super()._refusal(connection_id, hello)) is not None:
             return refusal
-        if message.architecture != self._architecture:
+        if hello.architecture != self._architecture:
             self.dropped["another_architecture"] += 1
             reason = "the network here is another one than the learner's: run the same release everywhere"
             return Refusal(reason=reason, final=True)
@@ -195,29 +181,30 @@ class WeightsServer(LinkServer[Client]):
         self.best_return = max(self.best_return, message.best_return)
         newest, client = self._offered, self.clients[connection_id]
         client.has_newest = newest is not None and held == (self._peer_id, newest.version)
-        if client.encoded is not None and held == (self._peer_id, client.encoded.published.version):
+        if client.encoded is not None and held == (self._peer_id, client.encoded.weights.version):
             client.encoded = None
         self._offer(connection_id)
 
     def _on_request(self, connection_id: bytes, message: WeightsRequest, now_seconds: float) -> None:
         client = self.clients[connection_id]
-        encoded = self._fetched(client, message.version) if message.version else self._newest_encoded()
-        number, rest = divmod(message.offset, WEIGHTS_PIECE_BYTES)
-        if encoded is None or rest or number >= len(encoded.pieces):
+        encoded = client.encoded if message.version else self._newest_encoded()
+        is_known = encoded is not None and message.version in (0, encoded.weights.version)
+        start = message.offset
+        if encoded is None or not is_known or start % WEIGHTS_PIECE_BYTES or start >= len(encoded.body):
             self._offer(connection_id)
             return
-        client.encoded, published = encoded, encoded.published
+        client.encoded, weights = encoded, encoded.weights
         piece = WeightsPiece(
             learner_peer_id=self._peer_id,
-            version=published.version,
-            updates=published.updates,
-            environment_steps=published.environment_steps,
-            final=published.final,
-            age_seconds=max(0.0, now_seconds - published.seconds),  # negative if published during this turn
+            version=weights.version,
+            updates=weights.updates,
+            environment_steps=weights.environment_steps,
+            final=weights.final,
+            age_seconds=max(0.0, now_seconds - weights.published_seconds),  # negative if published during this turn
             crc=encoded.crc,
-            body_bytes=encoded.body_bytes,
-            offset=message.offset,
-            piece=encoded.pieces[number],
+            body_bytes=len(encoded.body),
+            offset=start,
+            piece=encoded.body[start : start + WEIGHTS_PIECE_BYTES],
         )
         sockets.send(self._socket, piece, connection_id)  # dropped if the queue is full; the client requests it again
 
@@ -238,17 +225,11 @@ class WeightsServer(LinkServer[Client]):
         offer = WeightsOffer(self._peer_id, version, final, run, index)
         sockets.send(self._socket, offer, connection_id)
 
-    def _fetched(self, client: Client, version: int) -> Encoded | None:
-        """Returns a version that this client, or an earlier connection of it, has begun to fetch."""
-        held = itertools.chain((client.encoded, self._encoded), (each.encoded for each in self.clients.values()))
-        return next((encoded for encoded in held if encoded and encoded.published.version == version), None)
-
     def _newest_encoded(self) -> Encoded | None:
         """Returns the newest version as bytes. An older one exists as long as a client fetches it."""
         newest, latest = self._newest, self._encoded
-        if newest is None or (latest is not None and latest.published.version == newest.version):
+        if newest is None or (latest is not None and latest.weights.version == newest.version):
             return latest
         body = encode_weights(jax.device_get(newest.params))
-        pieces = [body[start : start + WEIGHTS_PIECE_BYTES] for start in range(0, len(body), WEIGHTS_PIECE_BYTES)]
-        self._encoded = Encoded(newest._replace(params=None), zlib.crc32(body), len(body), pieces)
+        self._encoded = Encoded(newest._replace(params=None), zlib.crc32(body), body)
         return self._encoded

@@ -56,14 +56,6 @@ class BufferState(NamedTuple):
     ages_seconds: np.ndarray  # float64[M], since the insertion
 
 
-class StoredSegments(NamedTuple):
-    """Segments that were inserted earlier, oldest first."""
-
-    insertion_ids: np.ndarray  # int64[N], ascending
-    bodies: Sequence[bytes]
-    priorities: np.ndarray  # float32[N, L], their initial priorities
-
-
 class ReplayBuffer:
     """FIFO ring of encoded segments whose transitions are drawn in proportion to priority^alpha.
 
@@ -106,11 +98,6 @@ class ReplayBuffer:
         return min(self.inserted_segments - self._missing, self.capacity_segments)
 
     @property
-    def total_priority(self) -> float:
-        """Sum of priority^alpha over all stored transitions."""
-        return self.tree.total
-
-    @property
     def is_full(self) -> bool:
         """True if the next insertion evicts the oldest live segment."""
         return self.size_segments == self.capacity_segments
@@ -138,10 +125,7 @@ class ReplayBuffer:
             largest = self.max_priority or 1.0
             priority = np.where(priority > 0, largest, 0.0)
         ring_slot = self.inserted_segments % self.capacity_segments
-        num_transitions = int(np.count_nonzero(priority))
-        self.tree.set_range(ring_slot * self._frame_slots, self._exponentiate(priority))
-        self.size_transitions += num_transitions - int(self._num_transitions[ring_slot])
-        self._num_transitions[ring_slot] = num_transitions
+        self._set_leaves(ring_slot, self._exponentiate(priority))
         self._body_bytes += len(body) - len(self._bodies[ring_slot])
         self._bodies[ring_slot] = body
         self.inserted_segments += 1
@@ -199,9 +183,7 @@ class ReplayBuffer:
         for ring_slot, generation in zip(ring_slots.tolist(), generations.tolist(), strict=True):
             is_stored = 0 <= ring_slot < self.capacity_segments and self.generations[ring_slot] == generation
             if is_stored and self._num_transitions[ring_slot]:
-                self.tree.set_range(ring_slot * self._frame_slots, np.zeros(self._frame_slots))
-                self.size_transitions -= int(self._num_transitions[ring_slot])
-                self._num_transitions[ring_slot] = 0
+                self._set_leaves(ring_slot, np.zeros(self._frame_slots))
                 discarded += 1
         return discarded
 
@@ -233,74 +215,46 @@ class ReplayBuffer:
             ages_seconds=now_seconds - self._insert_seconds[:used],
         )
 
-    def restore(self, segments: StoredSegments, state: BufferState | None, now_seconds: float) -> int:
-        """Fills an empty buffer; returns the number of segments that get their priorities from `state`.
+    def restore(
+        self, segments: Sequence[tuple[int, bytes, np.ndarray]], state: BufferState | None, now_seconds: float
+    ) -> None:
+        """Fills an empty buffer with segments that were inserted earlier, oldest first; the newest ones that fit.
 
-        The newest segments that fit are inserted. If insertion ids are missing, older segments move up, so that the
-        ring has no gaps. Segments that are missing from `state`, or have other transitions there, get their initial
-        priorities, as do all segments if the priority exponent has changed.
+        `segments`: the original insertion id, the body and the initial priorities float32[L] of each. If insertion ids
+        are missing, older segments move up, so that the ring has no gaps. Segments that are missing from `state`, or
+        have other transitions there, get their initial priorities, as do all if the priority exponent has changed.
         """
-        fitting = slice(-self.capacity_segments, None)
-        insertion_ids, bodies = segments.insertion_ids[fitting], segments.bodies[fitting]
-        priorities = segments.priorities[fitting]
-        known = np.zeros(len(insertion_ids), bool)
-        ages = np.zeros(len(insertion_ids))
-        leaves = np.zeros((len(insertion_ids), self._frame_slots))
+        segments = segments[-self.capacity_segments :]
+        newest, rows = max((insertion_id for insertion_id, _, _ in segments), default=0), dict[int, int]()
+        has_leaves = False
         if state is not None:
             self._rng.bit_generator.state = state.random_state
             self.max_priority = state.max_priority
-            ring_slots, in_state = _places(state.insertion_ids, insertion_ids)
-            ages[in_state] = state.ages_seconds[ring_slots]
-            if state.priority_exponent == self._alpha and state.leaves.shape[1] == self._frame_slots:
-                leaves[in_state] = state.leaves[ring_slots]
-                is_discarded = ~(leaves > 0).any(axis=1)
-                known = in_state & (is_discarded | ((leaves > 0) == (priorities > 0)).all(axis=1))
-        leaves[~known] = self._first_powers(priorities[~known])
-        self.inserted_segments = max(
-            [*insertion_ids[-1:].tolist(), state.inserted_segments if state is not None else 0]
-        )
-        self._insertion_ids[self._fill(bodies, leaves, now_seconds - ages)] = insertion_ids
-        return int(np.count_nonzero(known))
+            newest = max(newest, state.inserted_segments)
+            rows = {insertion_id: row for row, insertion_id in enumerate(state.insertion_ids.tolist())}
+            has_leaves = state.priority_exponent == self._alpha and state.leaves.shape[1] == self._frame_slots
+        self.inserted_segments = self._missing = newest - len(segments)
+        for insertion_id, body, priority in segments:
+            row = rows.get(insertion_id)
+            age_seconds = state.ages_seconds[row] if state is not None and row is not None else 0.0
+            ring_slot = self.insert(body, {"priority": priority}, now_seconds - age_seconds)
+            self._insertion_ids[ring_slot] = insertion_id
+            if state is not None and row is not None and has_leaves:
+                leaves = state.leaves[row]
+                if not leaves.any() or np.array_equal(leaves > 0, priority > 0):  # the first if it was discarded
+                    self._set_leaves(ring_slot, leaves)
 
-    def _first_powers(self, priorities: np.ndarray) -> np.ndarray:
-        """Returns float64[N, L], the initial leaves of segments with these initial priorities."""
-        if not self._from_actors:
-            priorities = np.where(priorities > 0, self.max_priority or 1.0, 0.0)
-        self.max_priority = max(self.max_priority, float(priorities.max(initial=0.0)))
-        return self._exponentiate(priorities)
-
-    def _fill(self, bodies: Sequence[bytes], leaves: np.ndarray, insert_seconds: np.ndarray) -> np.ndarray:
-        """Stores N segments as the newest insertions, the last of them number `inserted_segments`.
-
-        Returns their ring slots. `leaves`: float64[N, L].
-        """
-        insertion_ids = np.arange(self.inserted_segments - len(bodies) + 1, self.inserted_segments + 1)
-        ring_slots = (insertion_ids - 1) % self.capacity_segments
-        ring = np.zeros((self.capacity_segments, self._frame_slots))
-        ring[ring_slots] = leaves
-        self.tree.set_range(0, ring.ravel())
-        self.generations[ring_slots] = (insertion_ids & 0xFFFFFFFF).astype(np.uint32)
-        self._insert_seconds[ring_slots] = insert_seconds
-        self._num_transitions[ring_slots] = np.count_nonzero(leaves, axis=1)
-        self.size_transitions = int(self._num_transitions.sum())
-        for ring_slot, body in zip(ring_slots.tolist(), bodies, strict=True):
-            self._bodies[ring_slot] = body
-        self._body_bytes = sum(map(len, bodies))
-        self._missing = self.inserted_segments - len(bodies)
-        return ring_slots
+    def _set_leaves(self, ring_slot: int, leaves: np.ndarray) -> None:
+        """Sets the leaves float64[L] of a segment, and counts its transitions."""
+        num_transitions = int(np.count_nonzero(leaves))
+        self.tree.set_range(ring_slot * self._frame_slots, leaves)
+        self.size_transitions += num_transitions - int(self._num_transitions[ring_slot])
+        self._num_transitions[ring_slot] = num_transitions
 
     def _exponentiate(self, priority: np.ndarray) -> np.ndarray:
         """Returns float64[N], priority^alpha for each priority above 0, and 0 for the others (0^0 would be 1)."""
         powers = np.minimum(np.maximum(priority, MIN_PRIORITY, dtype=np.float64), MAX_PRIORITY) ** self._alpha
         return np.where(priority > 0, powers, 0.0)
-
-
-def _places(values: np.ndarray, wanted: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the positions in `values` int64[M] of those `wanted` int64[N] that it has, and their mask bool[N]."""
-    order = np.argsort(values)
-    at = np.minimum(np.searchsorted(values[order], wanted), max(0, len(values) - 1))
-    found = values[order][at] == wanted if len(values) else np.zeros(len(wanted), bool)
-    return order[at[found]], found
 
 
 @compiled(INTEGERS_READ, INTEGERS_READ, FLOATS_READ, numba.uint32[::1], FLOATS_READ, numba.int64)

@@ -170,17 +170,15 @@ class ExperienceLog:
     def _write_some(self) -> None:
         if self._descriptor is not None and self._files[-1].num_bytes >= FILE_BYTES:
             self._close_file()
-        if self._descriptor is None:
-            self._open_file()
-        assert self._descriptor is not None
-        buffers: list[bytes] = []
-        count = num_bytes = 0
+        buffers = [] if self._descriptor is not None else [self._open_file()]
+        count, num_bytes = 0, sum(map(len, buffers))
         for pending in self.pending:
             if count == RECORDS_AT_ONCE or num_bytes >= BYTES_AT_ONCE:
                 break
             buffers += [pending.header, pending.body] if pending.body else [pending.header]
             num_bytes += len(pending.header) + len(pending.body)
             count += 1
+        assert self._descriptor is not None
         if os.writev(self._descriptor, buffers) != num_bytes:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         file = self._files[-1]
@@ -189,20 +187,13 @@ class ExperienceLog:
         for _ in range(count):
             file.last_insertion_id = max(file.last_insertion_id, self.pending.popleft().insertion_id)
 
-    def _open_file(self) -> None:
-        """Creates the next file. No old one is continued, because after a disk error it may end within a record."""
-        head = pack_head(MAGIC, self._header.facts)
-        path, descriptor = self._make_file(self.last_event - len(self.pending) + 1)
-        try:
-            if os.write(descriptor, head) != len(head):
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        except OSError:
-            os.close(descriptor)
-            with contextlib.suppress(OSError):
-                path.unlink()
-            raise
-        self._descriptor = descriptor
-        self._files.append(LogFile(path, len(head)))
+    def _open_file(self) -> bytes:
+        """Creates the next file and returns its head. No old one is continued: after a disk error it may end within a
+        record.
+        """
+        path, self._descriptor = self._make_file(self.last_event - len(self.pending) + 1)
+        self._files.append(LogFile(path))
+        return pack_head(MAGIC, self._header.facts)
 
     def _make_file(self, first_event: int) -> tuple[Path, int]:
         """Creates a file; returns its path and descriptor."""
@@ -261,7 +252,7 @@ class ExperienceLog:
             except OSError as error:  # the file may be whole, and all later ones, too
                 raise JournalError(f"{path} cannot be read ({error.strerror}): mend that, or move it away") from None
             except CorruptFile as error:
-                next_event = _first_event(later[0]) if later else 0
+                next_event = int(later[0].name.split("-")[1]) if later else 0
                 if not isinstance(error, TornRecord) or next_event > self.last_event + 1:
                     self._set_aside(file, later, error)
                     return
@@ -294,12 +285,8 @@ class ExperienceLog:
         try:
             for path in later[::-1]:
                 set_damaged_aside(path)
-            if file.num_bytes:
-                shutil.copyfile(file.path, damaged_path(file.path))
-                os.truncate(file.path, file.num_bytes)
-            else:
-                set_damaged_aside(file.path)
-                self._files.pop()
+            shutil.copyfile(file.path, damaged_path(file.path))
+            os.truncate(file.path, file.num_bytes)
         except OSError as failure:
             raise JournalError(
                 f"{file.path} is damaged and cannot be set aside ({failure}): make room, or move it away"
@@ -320,12 +307,6 @@ def _record_at(data: bytes, offset: int) -> tuple[Record, int]:
     if zlib.crc32(body) != crc:
         raise CorruptFile("the checksum of a record is wrong")
     return Record._make((event, kind, *numbers, body)), start + length
-
-
-def _first_event(path: Path) -> int:
-    match = _NAME.fullmatch(path.name)
-    assert match is not None
-    return int(match[1])
 
 
 def sync(paths: list[Path]) -> None:

@@ -21,11 +21,11 @@ from pathlib import Path
 import numpy as np
 
 from apex_jax.config import Config, server_name
-from apex_jax.replay.buffer import ReplayBuffer, StoredSegments
+from apex_jax.replay.buffer import ReplayBuffer
 from apex_jax.replay.experience_log import SEGMENT, ExperienceLog, LogFile, Record, sync
 from apex_jax.replay.ledger import REFUSALS, ActorCounts, Ledger
 from apex_jax.replay.rate_limiter import RateLimiter
-from apex_jax.replay.snapshots import Counters, FileHeader, Saved, Snapshots, pack_state, ratio_of
+from apex_jax.replay.snapshots import FileHeader, Saved, Snapshots, pack_state, ratio_of
 from apex_jax.segment_codec import decode_columns
 from apex_jax.types import SegmentRecord, SegmentSpec
 
@@ -67,22 +67,17 @@ class Journal:
         """Opens or creates the journal of the run `run` (empty = not known yet). Raises JournalError."""
         self._is_on_disk = config.replay.journal
         self.directory = Path(config.directory, server_name(config.replay.index))
-        self._header = header = FileHeader(config.compatibility_key, spec, run)
+        self.header = FileHeader(config.compatibility_key, spec, run)  # has the id of the replay and the run
         self._config = config
         self._spec = spec
-        self.log = ExperienceLog(self.directory if self._is_on_disk else None, header, capacity_segments)
-        self._snapshots = Snapshots(self.directory, header)
+        self.log = ExperienceLog(self.directory if self._is_on_disk else None, self.header, capacity_segments)
+        self._snapshots = Snapshots(self.directory, self.header)
         self._thread: SnapshotWriter | None = None
         self._obsolete: list[LogFile] = []  # closed files that the newest snapshot does not need
         self._snapshot_errors = 0
         self._snapshot_failure = ""  # of the last snapshot; empty if it succeeded
         self._next_seconds = 0.0  # time at which the next snapshot is due
         self._next_bytes = 0  # size of the log at which it is due
-
-    @property
-    def errors(self) -> int:
-        """Number of failed writes since this server started."""
-        return self.log.errors + self._snapshot_errors
 
     @property
     def failures(self) -> list[str]:
@@ -93,7 +88,10 @@ class Journal:
         """Returns values under the tags of `apex_jax.run.metrics.TAGS`."""
         if not self._is_on_disk:
             return {}
-        return {"replay/journal_bytes": self.log.num_bytes, "replay/journal_errors": self.errors}
+        return {
+            "replay/journal_bytes": self.log.num_bytes,
+            "replay/journal_errors": self.log.errors + self._snapshot_errors,  # since this server started
+        }
 
     # Events
 
@@ -114,19 +112,9 @@ class Journal:
         body = COUNTS.pack(*counts)
         self.log.append(REPORT, 0, peer_id, 0, body=body, crc=zlib.crc32(body))
 
-    @property
-    def replay_id(self) -> str:
-        """Id of the replay."""
-        return self._header.replay_id
-
-    @property
-    def run(self) -> str:
-        """Identity of the run; empty = not known yet."""
-        return self._header.run
-
     def on_run(self, run: str) -> None:
         """Records the run that this server has joined: makes a snapshot due now, which contains it."""
-        self._header.run = run
+        self.header.run = run
         self.request_snapshot()
 
     def flush(self, now_seconds: float) -> None:
@@ -135,24 +123,22 @@ class Journal:
 
     # Snapshots
 
-    def snapshot_if_due(
-        self, buffer: ReplayBuffer, limiter: RateLimiter, counters: Callable[[], Counters], now_seconds: float
-    ) -> None:
+    def snapshot_if_due(self, buffer: ReplayBuffer, limiter: RateLimiter, ledger: Ledger, now_seconds: float) -> None:
         """Starts writing a snapshot if one is due and the previous one is complete."""
         if self._thread is not None and not self._thread.is_alive():
             self._take_result()
         is_due = now_seconds >= self._next_seconds or self.log.num_bytes >= self._next_bytes
         if self._thread is None and is_due and self._is_on_disk:
-            self.snapshot(buffer, limiter, counters(), now_seconds)
+            self.snapshot(buffer, limiter, ledger, now_seconds)
 
     def request_snapshot(self) -> None:
         """Makes a snapshot due now."""
         self._next_seconds = 0.0
 
-    def snapshot(self, buffer: ReplayBuffer, limiter: RateLimiter, counters: Counters, now_seconds: float) -> None:
+    def snapshot(self, buffer: ReplayBuffer, limiter: RateLimiter, ledger: Ledger, now_seconds: float) -> None:
         """Copies the state and starts a thread that writes it; `finish` waits for the thread."""
         self.log.flush(now_seconds)
-        facts, arrays = pack_state(self.log.last_event, buffer.state(now_seconds), limiter, self._config, counters)
+        facts, arrays = pack_state(self.log.last_event, buffer.state(now_seconds), limiter, self._config, ledger)
         self._next_seconds = now_seconds + self._config.replay.snapshot_interval_seconds
         self._next_bytes = self.log.num_bytes + LOG_BYTES_AT_MOST
         obsolete = self.log.obsolete_files(buffer.oldest_insertion_id)
@@ -160,12 +146,12 @@ class Journal:
         self._thread = SnapshotWriter(self.log.paths, obsolete, write)
         self._thread.start()
 
-    def finish(self, buffer: ReplayBuffer, limiter: RateLimiter, counters: Counters, now_seconds: float) -> None:
+    def finish(self, buffer: ReplayBuffer, limiter: RateLimiter, ledger: Ledger, now_seconds: float) -> None:
         """Writes the last snapshot; returns when it is on disk or the time limit is over."""
         self.flush(np.inf)
         for is_last in (False, True):
             if is_last and self._is_on_disk:
-                self.snapshot(buffer, limiter, counters, now_seconds)
+                self.snapshot(buffer, limiter, ledger, now_seconds)
             if self._thread is not None:
                 self._thread.join(CLOSE_SECONDS)
                 if self._thread.is_alive():
@@ -207,36 +193,30 @@ class Journal:
 
     # Restoring
 
-    def restore(self, buffer: ReplayBuffer, limiter: RateLimiter, now_seconds: float) -> Counters:
-        """Fills the empty buffer and the limiter from the journal; returns the counters.
+    def restore(self, buffer: ReplayBuffer, limiter: RateLimiter, now_seconds: float) -> Ledger:
+        """Fills the empty buffer and the limiter from the journal; returns the ledger.
 
         Raises JournalError if the journal is of another configuration. Damaged parts are set aside and logged.
         """
         saved = self._snapshots.read_newest() if self._is_on_disk else None
-        counters = saved.counters if saved is not None else Counters(Ledger(), 0)
+        ledger = saved.ledger if saved is not None else Ledger()
         snapshot_event = saved.event if saved is not None else 0
         bodies: deque[tuple[int, bytes]] = deque(maxlen=buffer.capacity_segments)
         inserted_since = 0
         for record in self.log.read():
             if record.event > snapshot_event:
                 inserted_since += record.transitions if record.kind == SEGMENT else 0
-                counters = _after(counters, record)
+                _count(ledger, record)
             if record.kind == SEGMENT:
                 bodies.append((record.insertion_id, record.body))
         self.log.last_event = max(self.log.last_event, snapshot_event)
-        buffer.restore(self._segments(bodies), saved.buffer if saved is not None else None, now_seconds)
+        segments = [(insertion_id, body, decode_columns(body, self._spec)["priority"]) for insertion_id, body in bodies]
+        buffer.restore(segments, saved.buffer if saved is not None else None, now_seconds)
         self._restore_limiter(limiter, saved, inserted_since)
         self._next_seconds = now_seconds + self._config.replay.snapshot_interval_seconds
         self._next_bytes = self.log.num_bytes + LOG_BYTES_AT_MOST
         self._log_restored(buffer, saved)
-        return counters
-
-    def _segments(self, bodies: deque[tuple[int, bytes]]) -> StoredSegments:
-        priorities = np.zeros((len(bodies), self._spec.slots), np.float32)
-        for row, (_, body) in zip(priorities, bodies, strict=True):
-            row[:] = decode_columns(body, self._spec)["priority"]
-        insertion_ids = np.array([insertion_id for insertion_id, _ in bodies], np.int64)
-        return StoredSegments(insertion_ids, [body for _, body in bodies], priorities)
+        return ledger
 
     def _restore_limiter(self, limiter: RateLimiter, saved: Saved | None, inserted_since: int) -> None:
         if saved is None:
@@ -263,16 +243,15 @@ class Journal:
             _log.info(message, before, exponent)
 
 
-def _after(counters: Counters, record: Record) -> Counters:
-    """Returns the counters after an event."""
+def _count(ledger: Ledger, record: Record) -> None:
+    """Counts an event."""
     reason = record.kind - FIRST_REFUSAL
     numbers = record.peer_id, record.sequence, record.produced, record.transitions
     if record.kind == WELCOME:
-        return counters._replace(highest_actor_number=max(counters.highest_actor_number, record.sequence))
-    if record.kind == REPORT:
-        counters.ledger.report(record.peer_id, ActorCounts(*COUNTS.unpack(record.body)))
+        ledger.highest_actor_number = max(ledger.highest_actor_number, record.sequence)
+    elif record.kind == REPORT:
+        ledger.report(record.peer_id, ActorCounts(*COUNTS.unpack(record.body)))
     elif record.kind == SEGMENT:
-        counters.ledger.store(*numbers)
+        ledger.store(*numbers)
     elif reason < len(REFUSALS):
-        counters.ledger.refuse(*numbers, REFUSALS[reason])
-    return counters
+        ledger.refuse(*numbers, REFUSALS[reason])

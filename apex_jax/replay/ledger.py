@@ -68,6 +68,7 @@ class Ledger:
 
     def __init__(self) -> None:
         self.refused: Counter[str] = Counter()  # transitions by reason
+        self.highest_actor_number = 0  # of the actors welcomed so far
         self.steps = 0  # transitions of all actors, without those that a lost replay has counted
         self._counts: dict[int, TransitionCounts] = {}  # by peer id
 
@@ -135,9 +136,10 @@ class Ledger:
         return np.array(rows, np.int64).reshape(-1, COLUMNS)
 
     @classmethod
-    def from_array(cls, rows: np.ndarray, refused: Mapping[str, int]) -> Ledger:
-        """Returns the ledger of these `to_array` rows and refused transitions."""
+    def from_array(cls, rows: np.ndarray, refused: Mapping[str, int], highest_actor_number: int) -> Ledger:
+        """Returns the ledger of these `to_array` rows, refused transitions and actor number."""
         ledger = cls()
+        ledger.highest_actor_number = highest_actor_number
         ledger.refused.update(refused)
         for peer_id, *numbers in rows.tolist():
             ledger._counts[peer_id] = TransitionCounts(*numbers)

@@ -42,14 +42,8 @@ class RateLimiter:
             return True
         return self._surplus + self._samples_per_insert * num_transitions <= self._error_buffer
 
-    def can_sample(self, num_transitions: int, size_transitions: int, is_full: bool = False) -> bool:
-        """Returns whether `num_transitions` may be drawn from the `size_transitions` that are stored."""
-        if not self._is_filled(size_transitions, is_full):
-            return False
-        return self._samples_per_insert == 0 or self._surplus - num_transitions >= -self._error_buffer
-
     def allowed_samples(self, size_transitions: int, is_full: bool = False) -> float:
-        """Returns how many transitions may be drawn now, at least 0; infinity if there is no limit."""
+        """Returns how many of the `size_transitions` stored may be drawn now, infinity if there is no limit."""
         if not self._is_filled(size_transitions, is_full):
             return 0.0
         return math.inf if self._samples_per_insert == 0 else max(0.0, self._surplus + self._error_buffer)

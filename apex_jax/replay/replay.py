@@ -17,7 +17,6 @@ from apex_jax.replay.buffer import PriorityResult, ReplayBuffer, Sample
 from apex_jax.replay.journal import Journal
 from apex_jax.replay.ledger import Ledger
 from apex_jax.replay.rate_limiter import RateLimiter, least_error_buffer
-from apex_jax.replay.snapshots import Counters
 from apex_jax.types import MAX_ALLOWED_SAMPLES, Columns, SegmentRecord, SegmentSpec
 
 
@@ -44,7 +43,6 @@ class Replay:
         )
         self.limiter = make_limiter(config, spec)
         self.ledger = Ledger()
-        self.highest_actor_number = 0  # number of actors welcomed so far
         self.journal = Journal(config, spec, self.buffer.capacity_segments, run)
 
     # Storing
@@ -70,9 +68,7 @@ class Replay:
 
     def can_sample(self, transitions: int) -> bool:
         """Returns whether the rate limiter allows a sample of this many transitions; it always allows none."""
-        return transitions == 0 or self.limiter.can_sample(
-            transitions, self.buffer.size_transitions, self.buffer.is_full
-        )
+        return transitions <= self.limiter.allowed_samples(self.buffer.size_transitions, self.buffer.is_full)
 
     def sample(self, counts: ArrayLike, now_seconds: float) -> Sample:
         """Draws counts[k] transitions for each of K batches, see `ReplayBuffer.sample`; the limiter counts them."""
@@ -100,26 +96,20 @@ class Replay:
         """Transitions drawn per transition stored, since the run began."""
         return self.limiter.sampled / max(1, self.limiter.inserted)
 
-    @property
-    def environment_steps(self) -> int:
-        """Environment steps of all actors, as last reported, across restarts of the server."""
-        return self.ledger.steps
-
     # The journal
 
     def restore(self, now_seconds: float) -> str:
         """Continues from the journal. Returns the identity of its training run, or "". Raises JournalError."""
-        counters = self.journal.restore(self.buffer, self.limiter, now_seconds)
-        self.ledger, self.highest_actor_number = counters
-        return self.journal.run
+        self.ledger = self.journal.restore(self.buffer, self.limiter, now_seconds)
+        return self.journal.header.run
 
     def snapshot_if_due(self, now_seconds: float) -> None:
         """Starts a thread that writes a snapshot, if one is due and the previous one is complete."""
-        self.journal.snapshot_if_due(self.buffer, self.limiter, self._counters, now_seconds)
+        self.journal.snapshot_if_due(self.buffer, self.limiter, self.ledger, now_seconds)
 
     def finish(self, now_seconds: float) -> None:
         """Writes the last snapshot; returns when it is on disk or the time limit is over."""
-        self.journal.finish(self.buffer, self.limiter, self._counters(), now_seconds)
+        self.journal.finish(self.buffer, self.limiter, self.ledger, now_seconds)
 
     def metrics(self) -> Mapping[str, float]:
         """Returns values under the tags of `apex_jax.run.metrics.TAGS`."""
@@ -129,9 +119,6 @@ class Replay:
             "replay/samples_per_insert": self.samples_per_insert,
             **self.journal.metrics(),
         }
-
-    def _counters(self) -> Counters:
-        return Counters(self.ledger, self.highest_actor_number)
 
 
 def make_limiter(config: Config, spec: SegmentSpec) -> RateLimiter:

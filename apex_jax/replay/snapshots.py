@@ -43,6 +43,7 @@ _PREFIX = struct.Struct("<8sII")
 _CRC = struct.Struct("<I")
 MAGIC = b"APEXSNAP"
 KEPT = 2
+BUFFER_ARRAYS = ("insertion_ids", "leaves", "ages_seconds")  # of `BufferState`; its other fields are facts
 _NAME = re.compile(r"snapshot-([0-9]{12})")
 
 
@@ -125,20 +126,13 @@ def unpack_head(path: Path, data: memoryview, magic: bytes) -> tuple[dict[str, A
     return json.loads(bytes(text)), start + length
 
 
-class Counters(NamedTuple):
-    """The counters that survive a restart of the server."""
-
-    ledger: Ledger
-    highest_actor_number: int  # number of actors welcomed so far
-
-
 class Saved(NamedTuple):
     """The content of a snapshot."""
 
     event: int  # number of the last event that it contains
     buffer: BufferState
     limiter: dict[str, Any]
-    counters: Counters
+    ledger: Ledger
 
 
 def ratio_of(config: Config) -> list[float]:
@@ -147,43 +141,26 @@ def ratio_of(config: Config) -> list[float]:
 
 
 def pack_state(
-    event: int, state: BufferState, limiter: RateLimiter, config: Config, counters: Counters
+    event: int, state: BufferState, limiter: RateLimiter, config: Config, ledger: Ledger
 ) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     """Returns the facts and arrays of a snapshot."""
+    buffer = state._asdict()
+    arrays = {name: buffer.pop(name) for name in BUFFER_ARRAYS} | {"accounts": ledger.to_array()}
     facts = {
         "event": event,
-        "inserted_segments": state.inserted_segments,
-        "priority_exponent": float(state.priority_exponent),
-        "max_priority": state.max_priority,
-        "random_state": state.random_state,
+        **buffer,
         "limiter": {"inserted": limiter.inserted, "sampled": limiter.sampled, "ratio": ratio_of(config)},
-        "welcomed": counters.highest_actor_number,
-        "refused": dict(counters.ledger.refused),
-    }
-    arrays = {
-        "insertion_ids": state.insertion_ids,
-        "leaves": state.leaves,
-        "ages_seconds": state.ages_seconds,
-        "accounts": counters.ledger.to_array(),
+        "welcomed": ledger.highest_actor_number,
+        "refused": dict(ledger.refused),
     }
     return facts, arrays
 
 
 def _unpack_state(facts: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> Saved:
-    state = BufferState(
-        inserted_segments=facts["inserted_segments"],
-        priority_exponent=facts["priority_exponent"],
-        max_priority=facts["max_priority"],
-        random_state=facts["random_state"],
-        insertion_ids=arrays["insertion_ids"],
-        leaves=arrays["leaves"],
-        ages_seconds=arrays["ages_seconds"],
-    )
-    counters = Counters(
-        ledger=Ledger.from_array(arrays["accounts"], facts["refused"]),
-        highest_actor_number=facts["welcomed"],
-    )
-    return Saved(facts["event"], state, facts["limiter"], counters)
+    buffer = {**facts, **arrays}
+    state = BufferState(**{name: buffer[name] for name in BufferState._fields})
+    ledger = Ledger.from_array(arrays["accounts"], facts["refused"], facts["welcomed"])
+    return Saved(facts["event"], state, facts["limiter"], ledger)
 
 
 class Snapshots:
@@ -203,12 +180,7 @@ class Snapshots:
         head = pack_head(MAGIC, {**self._header.facts, "facts": dict(facts), "arrays": layout, "crc": crc})
         numbers = self._numbers()
         path = self._path(max(numbers, default=0) + 1)
-        try:
-            write_durably(path, head, *map(_raw, arrays.values()))
-        except OSError:
-            with contextlib.suppress(OSError):  # the snapshot may be whole, but not safe on the disk
-                path.unlink()
-            raise
+        write_durably(path, head, *map(_raw, arrays.values()))
         for number in numbers[: -(KEPT - 1)]:
             with contextlib.suppress(OSError):
                 self._path(number).unlink()

@@ -95,12 +95,6 @@ class Checkpointer:
         """Whether a save is in progress."""
         return self._thread is not None and self._thread.is_alive()
 
-    def wait(self) -> None:
-        """Waits for the save in progress. Raises CheckpointError if the last save failed."""
-        self._join()
-        if self.error is not None:
-            raise self.error
-
     def close(self, patience_seconds: float | None = None) -> None:
         """Waits for the save in progress, then unlocks the directory.
 
@@ -231,7 +225,8 @@ class Checkpointer:
             raise CheckpointError(f"{where} has a different configuration: {what}; {fix}")
         if (saved := record.get("architecture")) != architecture:
             raise CheckpointError(f"{where} has a different network: {saved}, not {architecture}; {fix}")
-        return _progress_of(record)
+        record["replay_steps"] = tuple((replay_id, steps) for replay_id, steps in record["replay_steps"])
+        return Progress(**{name: record[name] for name in Progress._fields})
 
     def _check_leaves(self, path: Path, like: Any) -> None:
         """Raises CheckpointError if a leaf's shape or dtype differs; orbax ignores shapes and casts to the dtype."""
@@ -244,11 +239,6 @@ class Checkpointer:
             if (was := saved.get(name, "absent")) != (now := expected.get(name, "absent")):
                 what = f"has a different state: {name}: was {was}, now {now}"
                 raise CheckpointError(f"checkpoint {path} {what}; {FIX_OF_DIFFERENCE}")
-
-
-def _progress_of(record: dict[str, Any]) -> Progress:
-    replay_steps = tuple((replay_id, steps) for replay_id, steps in record["replay_steps"])
-    return Progress(**{name: record[name] for name in Progress._fields} | {"replay_steps": replay_steps})
 
 
 def _set_up_orbax() -> None:

@@ -33,10 +33,6 @@ class RunIdentity:
         self._lock = threading.Lock()
         self.name = self._read()  # 16 hexadecimal digits; empty = not known yet
 
-    def differs(self, name: str) -> bool:
-        """Returns whether a peer's run is another one. False if either run is unknown, or `name` is not an identity."""
-        return is_identity(name) and self.name not in ("", name)
-
     def adopt(self, name: str, source: str) -> None:
         """Makes this process and its directory part of the run `name`; ignores a name that is not an identity.
 

@@ -17,7 +17,7 @@ import math
 from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
-from typing import SupportsFloat
+from typing import Any, SupportsFloat
 
 from apex_jax.config import Config
 from apex_jax.config.load import SETTINGS
@@ -89,22 +89,19 @@ class Logger:
 
     def log(self, step: int, values: Mapping[str, SupportsFloat]) -> None:
         """Logs the finite values at `step` environment frames."""
-        if self._module is None:
-            return
         finite = {tag: float(value) for tag, value in values.items() if math.isfinite(value)}
-        try:
-            self._module.log(finite, step=step)
-        except Exception as error:
-            self._fail("does not take metrics", error)
+        self._call("log", "does not take metrics", finite, step=step)
 
     def finish(self) -> None:
         """Ends the run of the service."""
-        if self._module is None:
-            return
-        try:
-            self._module.finish()
-        except Exception as error:
-            self._fail("did not end its run", error)
+        self._call("finish", "did not end its run")
+
+    def _call(self, function: str, failure: str, *arguments: Any, **options: Any) -> None:
+        if self._module is not None:
+            try:
+                getattr(self._module, function)(*arguments, **options)
+            except Exception as error:
+                self._fail(failure, error)
 
     def _fail(self, what: str, error: Exception) -> None:
         self.failures += 1

@@ -16,7 +16,6 @@ import json
 import logging
 import math
 import os
-import re
 import resource
 import time
 from collections.abc import Callable, Mapping
@@ -94,8 +93,6 @@ class MetricsWriter:
     """
 
     def __init__(self, directory: str, name: str, has_tensorboard: bool = True) -> None:
-        if not re.fullmatch(r"\w[\w.-]*", name):
-            raise ValueError(f"name is {name!r}: it becomes a file name, so use letters, digits, '.', '_' and '-' only")
         self.failed_writes = 0
         self._has_tensorboard = has_tensorboard
         self._started_at, self._started = time.time(), time.monotonic()

@@ -98,7 +98,7 @@ class Storage:
             import fsspec  # not at the top: a run without a copy need not load it
 
             self._is_s3 = url.startswith("s3://")
-            options = {"config_kwargs": TIMEOUTS, "use_listings_cache": False} if self._is_s3 else {}
+            options = {"config_kwargs": TIMEOUTS, "use_listings_cache": False} if self._is_s3 else {"auto_mkdir": True}
             self._files, root = fsspec.core.url_to_fs(url, **options)
         self._root = root.rstrip("/")
         self._uploaded: dict[State, Stored] = {}  # the files of this run that the copy has
@@ -182,8 +182,6 @@ class Storage:
     def _write(self, section: Section, file: IO[bytes], size: int) -> Stored:
         """Uploads `size` bytes of a file under a new name; the next push uploads bytes that are appended meanwhile."""
         name, digest, left = secrets.token_hex(16), hashlib.sha256(), size
-        if not self._is_s3:
-            Path(self._place(section)).mkdir(parents=True, exist_ok=True)
         with self._files.open(self._place(section, name), "wb", block_size=BLOCK_BYTES) as copy:
             while data := file.read(min(BLOCK_BYTES, left)):
                 copy.write(data)

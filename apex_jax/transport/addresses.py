@@ -22,10 +22,6 @@ class Address(NamedTuple):
     path: str
 
 
-class UnresolvedHost(RunError):
-    """The host name cannot be resolved; the message names it."""
-
-
 def split(address: str) -> Address:
     """Returns the parts of an address. Raises UsageError if it is malformed."""
     scheme, _, place = address.partition("://")
@@ -78,12 +74,12 @@ def check_path_is_free(path: str) -> None:
 
 
 def resolve(address: Address) -> list[tuple[Any, Any]]:
-    """Returns (family, socket address) of each endpoint of an address. Raises UnresolvedHost."""
+    """Returns (family, socket address) of each endpoint of an address. Raises RunError for an unknown host name."""
     if address.path:
         return [(socket.AF_UNIX, address.path)]
     try:
         infos = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:  # UnicodeError: a name with an empty or too long part
         reason = error.strerror if isinstance(error, OSError) else "not a host name"
-        raise UnresolvedHost(f"there is no host {short_repr(address.host)} ({reason})") from None
+        raise RunError(f"there is no host {short_repr(address.host)} ({reason})") from None
     return [(family, place) for family, _, _, _, place in infos]

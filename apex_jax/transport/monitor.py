@@ -68,16 +68,9 @@ class Monitor:
     def close(self) -> None:
         """Stops monitoring."""
         if self._socket is not None and self._pair is not None:
-            if not self._socket.closed:
-                self._socket.disable_monitor()
+            self._socket.disable_monitor()
             self._pair.close()
             self._socket = self._pair = None
-
-    def __enter__(self) -> Monitor:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def _new_events(self) -> Iterator[tuple[int, int]]:
         """Yields (event, value) of each event since the last call."""
@@ -132,13 +125,10 @@ class ClientMonitor(Monitor):
 
     _events = _EVENTS_OF_A_CLIENT
 
-    def __init__(self, dropped: Counter[str]) -> None:
-        """`dropped`: counts the connections that ZMQ closed over an oversized or malformed message, as "too_large"."""
+    def __init__(self) -> None:
         super().__init__()
-        self._dropped = dropped
         self.is_connected = False  # connected, with a successful handshake
         self._given_up_seconds: float | None = None  # when the connection was lost; None while ZMQ reconnects by itself
-        self._was_connected = False  # whether the handshake of the lost connection had succeeded
         self._is_shaking_hands = False
         self._cause = ""  # logged cause of the current failures
         self._first_failure = self._last_failure = self._last_probe = -GAP_SECONDS
@@ -153,16 +143,7 @@ class ClientMonitor(Monitor):
         for event, value in self._new_events():
             self._on_event(event, value, now)
         if self._given_up_seconds is not None and now - self._given_up_seconds >= RECONNECT_SECONDS:
-            if self._was_connected:
-                self._on_cut_off()
-            self.reconnect()
-
-    def _on_cut_off(self) -> None:
-        """Counts a cut-off. ZMQ reconnects after every network error, but not after an oversized message."""
-        self._dropped["too_large"] += 1
-        if self._dropped["too_large"] == 1:
-            what = f"the {self._server} at {self._address} sent something too long for this run, or not a message"
-            _log.warning("%s: connection closed; use the same config for all roles", what)
+            self.reconnect()  # ZMQ itself does so after every network error, but not after an oversized message
 
     def _on_event(self, event: int, value: int, now: float) -> None:
         if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
@@ -175,7 +156,7 @@ class ClientMonitor(Monitor):
         elif event == zmq.EVENT_DISCONNECTED:
             if self._is_shaking_hands:  # by a peer that sent no ZMTP greeting
                 self._on_failure(zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL, 0, now)
-            self._was_connected, self.is_connected, self._given_up_seconds = self.is_connected, False, now
+            self.is_connected, self._given_up_seconds = False, now
         else:  # connected, or ZMQ reconnects by itself
             self._given_up_seconds = None
         self._is_shaking_hands = event == zmq.EVENT_CONNECTED

@@ -68,7 +68,7 @@ class LinkContext(zmq.Context):
 
     @classmethod
     def of(cls, security: Security) -> LinkContext:
-        """Returns a context with this security."""
+        """Returns a context with this security, such as `security_of` a role."""
         context = cls()
         context.security = security
         context._allow_lists = {}
@@ -202,8 +202,3 @@ def secure(socket: zmq.Socket, link: str, address: str, is_server: bool) -> None
         socket.set(zmq.CURVE_SERVER, 1)
     else:
         socket.set(zmq.CURVE_SERVERKEY, security.servers[link])
-
-
-def link_context(config: Config, role: str) -> LinkContext:
-    """Returns the context for the links of a role. Raises UsageError, see `security_of`."""
-    return LinkContext.of(security_of(config, role))

@@ -33,7 +33,6 @@ from apex_jax.types import MAX_SEGMENT_BYTES
 
 MESSAGES_AT_ONCE = 256  # maximum per turn, before other links are read and replies are sent
 READING_TURN_SECONDS = 0.02  # time limit of a reading turn; the costs of messages differ by a factor of thousands
-MALFORMED_AT_ONCE = 256  # skipped per call, so that a flood of garbage cannot starve the caller
 LOST_PEER_MILLISECONDS = 10_000  # after which the connection to a host that acknowledges no packet is closed
 LONGEST_RECONNECT_MILLISECONDS = 1_000  # between two attempts to reach a server
 HANDSHAKE_MILLISECONDS = 10_000  # timeout, after which an incomplete connection is closed
@@ -147,10 +146,10 @@ def reading_turn(clock: Callable[[], float] = time.monotonic) -> Iterator[None]:
 def receive_from(socket: zmq.Socket, expected: tuple[type, ...], dropped: Counter[str]) -> tuple[bytes, Any] | None:
     """Returns (connection_id, message) of the next valid message on a ROUTER, or None.
 
-    Skips messages that are malformed or not in `expected`, at most MALFORMED_AT_ONCE, and counts them in `dropped` by
+    Skips messages that are malformed or not in `expected`, at most MESSAGES_AT_ONCE, and counts them in `dropped` by
     reason.
     """
-    for _ in range(MALFORMED_AT_ONCE):
+    for _ in range(MESSAGES_AT_ONCE):
         try:
             connection_id, *frames = socket.recv_multipart(zmq.NOBLOCK, copy=False)
         except zmq.Again:

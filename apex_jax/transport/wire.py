@@ -115,10 +115,12 @@ def _encode(message: Message, version: int) -> list[bytes | memoryview]:
                 array = _own_array(label, mark, value)
                 header.append(list(array.shape))
                 _check_shape(label, mark, header[-1], sizes)
-                frames.append(_raw(array.data))
+                frames.append(array.data.cast("B") if array.size else b"")  # Python cannot cast an empty array
             elif isinstance(mark, Buffer):
-                frames.append(_own_buffer(label, mark, value))
-                header.append(len(frames[-1]))
+                if type(value) is not bytes:
+                    raise ValueError(f"{label} is {type(value).__name__}, must be bytes: {mark}")
+                frames.append(value)
+                header.append(len(value))
                 _check_length(label, mark, header[-1])
             else:
                 header.append(_own_scalar(mark, value))
@@ -296,17 +298,6 @@ def _own_array(label: str, mark: Array, value: object) -> np.ndarray:
     if dtype.kind in "iu" and value.dtype != dtype and not np.array_equal(array, value):
         raise ValueError(f"{label} has values in [{value.min()}, {value.max()}], must be {mark}")
     return array
-
-
-def _own_buffer(label: str, mark: Buffer, value: object) -> bytes | memoryview:
-    if not isinstance(value, bytes | bytearray | memoryview):
-        raise ValueError(f"{label} is {type(value).__name__}, must be bytes: {mark}")
-    return value if isinstance(value, bytes) else _raw(memoryview(value))
-
-
-def _raw(data: memoryview) -> bytes | memoryview:
-    """Returns memory as a view of bytes, or a copy if it is empty or not contiguous, which Python cannot cast."""
-    return data.cast("B") if data.nbytes and data.c_contiguous else data.tobytes()
 
 
 @functools.cache

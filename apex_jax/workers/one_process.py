@@ -149,7 +149,7 @@ class OneProcess:
     def _write_metrics(self, metrics: ReplayMetrics) -> None:
         ledger = self.replay.ledger.totals({self.experience.peer_id})
         values = metrics.take(self.experience.episodes, ledger, actors=1)
-        self.replay_role.write_metrics(self.replay.environment_steps, values)
+        self.replay_role.write_metrics(self.replay.ledger.steps, values)
 
 
 def _updates_between_evaluations(config: Config) -> int:

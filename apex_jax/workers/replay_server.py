@@ -154,7 +154,7 @@ class ReplayServer:
     @property
     def _run_steps(self) -> int:
         """Environment steps of the run: the learner's count, or this server's own if that is larger."""
-        return max(self.sampling.run_steps, self.replay.environment_steps)
+        return max(self.sampling.run_steps, self.replay.ledger.steps)
 
     def write_metrics(self) -> None:
         """Writes the metrics of both links and of the replay."""
@@ -175,7 +175,7 @@ class ReplayMetrics:
         replay = self._replay
         return {
             "charts/environment_frames_per_second": self._rates["frames"].update(
-                replay.environment_steps * self._frame_skip
+                replay.ledger.steps * self._frame_skip
             ),
             **replay.metrics(),
             "replay/inserts_per_second": self._rates["inserts"].update(replay.limiter.inserted),

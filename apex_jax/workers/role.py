@@ -18,7 +18,7 @@ from apex_jax.process import StopSignal, lock_name
 from apex_jax.run.identity import RunIdentity
 from apex_jax.run.loggers import Logger, make_loggers
 from apex_jax.run.metrics import MetricsWriter, is_tag, resident_memory_bytes
-from apex_jax.transport.security import LinkContext, link_context
+from apex_jax.transport.security import LinkContext, security_of
 from apex_jax.types import SegmentSpec
 
 Role: TypeAlias = Literal["actor", "replay", "learner", "evaluator"]
@@ -112,7 +112,7 @@ def open_role(config: Config, role: Role, name: str, stop: StopSignal) -> Iterat
         loggers = make_loggers(config, role, name)  # before there are links, which would miss heartbeats meanwhile
         for logger in loggers:
             opened.callback(logger.finish)
-        sockets = link_context(config, role)
+        sockets = LinkContext.of(security_of(config, role))
         try:
             context = RoleContext(config, sockets, name, stop, storage)
             context.loggers = loggers

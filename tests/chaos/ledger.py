@@ -35,7 +35,7 @@ def read_books(directory: Path, server: str, lives: Iterable[Life], servers: int
     spec = segment_spec(config)
     saved = Snapshots(directory / server, FileHeader(config.compatibility_key, spec)).read_newest()
     assert saved is not None, f"{server} has left no snapshot"
-    rows = saved.counters.ledger.to_array().tolist()
+    rows = saved.ledger.to_array().tolist()
     accounts = {int(digest_of_peer_id(peer_id), 16): TransitionCounts(*numbers) for peer_id, *numbers in rows}
     steps = steps_of(lives)
     if servers > 1:  # an actor has an account at each server to which it has belonged, and one count of all its steps

@@ -150,7 +150,8 @@ def test_fault_39_replies_to_an_actor_that_does_not_read_are_limited(served: Ser
         peer.send(ActorHello(peer_id, CONFIG.compatibility_key, MOST_GAMES))
     peer.send(statistics(1))
     served.until(lambda: served.server.experience.episodes.length.count)  # all that came before has been read
-    assert served.server.replay.highest_actor_number < 400, "the welcomes that went out: the kernel takes some, too"
+    welcomed = served.server.replay.ledger.highest_actor_number
+    assert welcomed < 400, "the welcomes that went out: the kernel takes some, too"
 
 
 # Segments that only the learner looks into ------------------------------------------------------------------------
@@ -180,7 +181,7 @@ def damaged_share(served: Served, stream: AskingClient) -> float:
     share: list[float] = []
 
     def consume() -> bool:
-        if (item := stream.next(0.0)) is not None:
+        if (item := stream.next()) is not None:
             if isinstance(item.content, IndexBatches):
                 stream.update_priorities(item, np.ones((1, 4), np.float32))
                 share.append(float(np.mean(item.content.indices // SPEC.slots == 1)))

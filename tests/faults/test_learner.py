@@ -73,7 +73,7 @@ while True:
     updates += 1
     state = {"a": np.full(200_000, updates, np.float32), "b": {"c": np.full(1000, updates, np.int32)}}
     checkpointer.save(state, Progress(updates, 0, 0.0, 0, "x", "y"))
-    checkpointer.wait()
+    checkpointer._join()
     print(updates, flush=True)
 """
 

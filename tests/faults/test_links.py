@@ -90,7 +90,7 @@ def test_fault_31_each_segment_is_stored_exactly_once_despite_connection_failure
         proxy.heal()
         server.until(lambda: len(server.stored()) == 40)
         assert server.stored() == list(range(1, 41))
-        assert server.replay.environment_steps == 40 * TRANSITIONS
+        assert server.replay.ledger.steps == 40 * TRANSITIONS
         assert server.dropped.keys() <= {"duplicate_segment"}
         stream.close()
 

@@ -95,7 +95,7 @@ def test_fault_34_duplicated_and_reordered_segments_are_stored_once_in_order_and
     assert server.stored() == list(range(1, 31))
     assert server.dropped["early_segment"] > 0
     assert server.dropped["duplicate_segment"] > 0
-    assert server.replay.environment_steps == 300
+    assert server.replay.ledger.steps == 300
     assert server.service.totals()["stored"] == 30 * TRANSITIONS
 
 
@@ -120,7 +120,7 @@ def test_fault_21_invalid_priorities_are_refused_one_by_one(sampling: Link) -> N
     peer.send(update_of([L + FIRST] * 6 + ladder_indices, [2] * 6 + [3, 4, 5], priorities))
     server.until(lambda: server.dropped["invalid_priority"] == 6)
     assert leaf(server, 4 * L + FIRST) == pytest.approx(2.0**0.6)
-    assert np.isfinite(server.buffer.total_priority)
+    assert np.isfinite(server.buffer.tree.total)
     assert 0 < leaf(server, ladder_indices[0]) < 1e-15
     assert 1e17 < leaf(server, ladder_indices[1]) < np.inf
     check_buffer(server.buffer)
@@ -145,7 +145,7 @@ def test_fault_23_last_value_of_duplicate_indices_counts_and_the_sums_are_right(
     peer.send(update_of([L + FIRST] * 3 + [2 * L + FIRST], [2, 2, 2, 3], [5.0, 7.0, 3.0, 4.0]))
     server.until(lambda: leaf(server, 2 * L + FIRST) == pytest.approx(4.0**0.6))
     assert leaf(server, L + FIRST) == pytest.approx(3.0**0.6)
-    assert server.buffer.total_priority == pytest.approx(leaves_of(server).sum(), rel=1e-12)
+    assert server.buffer.tree.total == pytest.approx(leaves_of(server).sum(), rel=1e-12)
     check_buffer(server.buffer)
 
 

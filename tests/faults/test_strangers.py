@@ -17,7 +17,7 @@ from apex_jax.config import Config
 from apex_jax.config.load import load
 from apex_jax.transport import keys, sockets
 from apex_jax.transport.messages import ActorHello, ActorWelcome, Goodbye, LearnerHello, LearnerWelcome, Rejoin
-from apex_jax.transport.security import link_context
+from apex_jax.transport.security import LinkContext, security_of
 from tests.fuzz.tcp import GREETING, frame, ready
 from tests.rigs.links import Peer
 from tests.rigs.processes import ROOT, Program, Programs, Resources, catch, free_tcp_addresses, resources_of, wait_until
@@ -37,7 +37,7 @@ class Served:
         self.config: Config = load(ROOT / "configs" / "catch.yaml", settings)
         self.program = programs.start("--role", "replay", *catch(directory, *settings))
         self.program.wait_until(lambda: "replay of " in self.program.stderr, LOADED_SECONDS)
-        self._contexts = {role: link_context(self.config, role) for role in ("actor", "learner")}
+        self._contexts = {role: LinkContext.of(security_of(self.config, role)) for role in ("actor", "learner")}
         self._peer_id = 0
         self.is_sound()
 

@@ -189,19 +189,3 @@ def test_fault_33_unreachable_learner_is_logged_once_and_found_again(
             "is back",
         ]
         client.close()
-
-
-def test_fault_33_transfer_interrupted_by_a_reset_continues(link: Link, monkeypatch: pytest.MonkeyPatch) -> None:
-    num_bytes = 16 * WEIGHTS_PIECE_BYTES
-    params = large_params(1.5, num_bytes)
-    server = link.server(params=params)
-    with Proxy(link.address) as proxy:
-        proxy.conditions.bytes_per_second = 4e6
-        link.address = proxy.address
-        client = link.client(params)
-        server.publish(params, 1, 0)
-        wait_until(lambda: proxy.traffic.down_bytes > num_bytes / 2)
-        proxy.reset()
-        assert_equal_bits(newest(client, 1).params, params)
-        assert proxy.traffic.down_bytes < 1.5 * num_bytes
-        client.close()

@@ -12,7 +12,7 @@ import numpy as np
 from apex_jax import ReplayClient
 from apex_jax.config.load import load
 from apex_jax.item_codec import item_spec
-from apex_jax.transport.security import link_context
+from apex_jax.transport.security import LinkContext, security_of
 from apex_jax.workers.replay_server import ReplayServer
 from apex_jax.workers.role import RoleContext
 from tests.rigs.ports import free_port
@@ -47,7 +47,7 @@ class Served:
 
     def start(self, *settings: str) -> None:
         config = load(self.file, [*self.settings, *settings])
-        self._role = RoleContext(config, link_context(config, "replay"), "replay")
+        self._role = RoleContext(config, LinkContext.of(security_of(config, "replay")), "replay")
         self.server = ReplayServer(self._role, item_spec(config))
         self._thread = threading.Thread(target=self.server.run)
         self._thread.start()

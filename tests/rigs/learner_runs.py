@@ -36,8 +36,8 @@ def save_checkpoint(directory: Path, updates: int = 1, seed: int = 3) -> tuple[L
     progress = Progress(updates, 17, 3.5, 11, config.checkpoint_compatibility_key, architecture)
     checkpointer = Checkpointer(str(directory))
     checkpointer.save(state, progress)
-    checkpointer.wait()
     checkpointer.close()
+    assert checkpointer.error is None
     return state, progress
 
 

@@ -145,7 +145,7 @@ class Learner:
         self.batches: list[Received] = []
 
     def consume(self) -> Received | None:
-        item = self.stream.next(0.0)
+        item = self.stream.next()
         if item is None:
             return None
         if isinstance(item.content, Segments):
@@ -158,6 +158,14 @@ class Learner:
             self.batches.append(item)
         self.stream.consumed(item)
         return item
+
+
+def next_of(stream: SamplingClient) -> Received:
+    """Waits for the next item."""
+    wait_until(lambda: stream._items)
+    item = stream.next()
+    assert item is not None
+    return item
 
 
 class Link(Ends):

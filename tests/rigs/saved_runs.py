@@ -49,8 +49,8 @@ def save_run(task: str, directory: Path, updates: tuple[int, ...] = (1, 2), *set
             architecture_of(algorithm.acting_params(state)),
         )
         checkpointer.save(state, Progress(count, 10 * count, 1.0, count, key, architecture))
-        checkpointer.wait()
     checkpointer.close()
+    assert checkpointer.error is None
     return config
 
 

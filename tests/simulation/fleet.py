@@ -189,7 +189,6 @@ def virtual(fleet: Fleet) -> Iterator[None]:
 
     timed = (
         "links.replay_servers",
-        "links.sampling_client",
         "links.weights_server",
         "transport.monitor",
         "workers.replay_server",

@@ -54,6 +54,9 @@ class FalseLink:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
         self.closed += 1
 
 
@@ -63,7 +66,7 @@ class Client:
     def __init__(self, patience: Patience = PATIENCE, run: RunIdentity | None = None) -> None:
         self.link = FalseLink()
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(connection, "ClientMonitor", lambda dropped: self.link)
+            patch.setattr(connection, "ClientMonitor", lambda: self.link)
             self.connection = Connection("replay server", "tcp://fleet:5550", run, patience)
         self.connection._socket = self.link  # type: ignore[assignment]
 

@@ -76,10 +76,10 @@ def test_a_refused_segment_counts_its_steps_and_is_acknowledged_after_the_earlie
     assert peer.receive(SegmentAck).sequence == 1
     server.until(lambda: waiting_in(server.service) == 2)
     assert peer.receives_nothing()
-    assert server.replay.environment_steps == 10
+    assert server.replay.ledger.steps == 10
     server.limiter.sample(TRANSITIONS)
     assert peer.receive(SegmentAck).sequence == 3
-    assert server.replay.environment_steps == 30
+    assert server.replay.ledger.steps == 30
     totals = server.service.totals()
     assert (totals["dropped_bad_checksum"], totals["stored"]) == (5, 2 * TRANSITIONS)
 
@@ -339,7 +339,8 @@ def actor_of(peer_id: int) -> ActorPeer:
 def test_connected_actors_take_turns_and_their_segments_are_stored_in_order() -> None:
     membership, stored = Membership(LADDER), []
     for peer_id, segments in ((1, 4), (2, 2), (3, 3), (4, 1)):
-        membership.join(actor := actor_of(peer_id))
+        actor = actor_of(peer_id)
+        membership.actors[actor.connection] = actor
         for sequence in range(1, segments + 1):
             actor.received = sequence
             membership.enqueue(actor, Waiting(SegmentRecord(peer_id, sequence, 0, 1, b"", 0), None, "refused"))
@@ -360,7 +361,7 @@ def test_servers_assign_different_actor_numbers_and_places_that_span_the_ladder(
         membership, newest = Membership(ladder, index, servers), 0
         for peer_id in range(1, 24 // servers // 4 + 1):
             newest, ladder_indices = membership.choose(ActorHello(peer_id, "", num_environments=4), newest, 0.0)
-            membership.join(replace(actor_of(peer_id), ladder_indices=ladder_indices))
+            membership.actors[b"%d" % peer_id] = replace(actor_of(peer_id), ladder_indices=ladder_indices)
             actor_numbers.append(newest)
             places += ladder_indices.tolist()
             assert ladder_indices.min() < ladder / 3

@@ -45,7 +45,7 @@ def filled_buffers(count: int, alpha: float, rng: np.random.Generator) -> list[R
 
 
 def drawn_from(buffers: list[ReplayBuffer], batches: int, size: int, rng: np.random.Generator) -> Merged:
-    fractions = fractions_of(np.array([buffer.total_priority for buffer in buffers]))
+    fractions = fractions_of(np.array([buffer.tree.total for buffer in buffers]))
     plan = Plan(fractions, counts_of(fractions, size, rng.random(batches)))
     for number, buffer in enumerate(buffers):
         draw = buffer.sample(plan.counts[:, number], 0.0)
@@ -53,7 +53,7 @@ def drawn_from(buffers: list[ReplayBuffer], batches: int, size: int, rng: np.ran
             draw.indices,
             draw.generations,
             draw.probabilities,
-            buffer.total_priority,
+            buffer.tree.total,
             buffer.size_transitions,
             allowed_samples=1,
             replay_id="",
@@ -70,7 +70,7 @@ def test_frequencies_and_weights_are_those_of_one_server_with_the_same_content(c
     rng, batches, size = np.random.default_rng(count), 6000, 32
     buffers = filled_buffers(count, 0.6, rng)
     powers = np.concatenate([buffer.tree.leaves[: 4 * BUFFER_L] for buffer in buffers])
-    totals = [buffer.total_priority for buffer in buffers]
+    totals = [buffer.tree.total for buffer in buffers]
     assert count == 1 or max(totals) > 300 * min(totals)
     merged = drawn_from(buffers, batches, size, rng)
     assert isinstance(merged.content, Batches)

@@ -112,7 +112,7 @@ def check_complete(directory: Path) -> None:
     """Fails unless a restart has the newest four of 59 segments, and the counts of all."""
     world = World(directory, capacity=4)
     assert world.numbers() == [56, 57, 58, 59]
-    assert world.environment_steps == 590
+    assert world.ledger.steps == 590
     assert world.ledger.totals(())["stored"] == 59 * TRANSITIONS
     world.kill()
 
@@ -224,11 +224,11 @@ def test_full_disk_is_counted_logged_once_retried_and_leaves_no_half_record(
     disk = FullDisk(monkeypatch, failures=3)
     world.store(2, now_seconds=10.0)
     world.store(3, now_seconds=10.5)
-    assert (world.journal.errors, disk.failures) == (1, 2), "not before five seconds have passed"
+    assert (world.journal.log.errors, disk.failures) == (1, 2), "not before five seconds have passed"
     assert [path.stat().st_size for path in files(tmp_path, "segments")] == [whole]
     world.store(4, now_seconds=15.0)
     world.store(5, now_seconds=20.0)
-    assert (world.journal.errors, disk.failures) == (3, 0)
+    assert (world.journal.log.errors, disk.failures) == (3, 0)
     world.journal.flush(25.0)
     assert len(warnings(caplog)) == 1
     world.kill()

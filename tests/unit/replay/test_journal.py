@@ -21,7 +21,7 @@ from tests.rigs.validity import check_buffer
 def test_fault_05_restart_after_a_stop_restores_everything(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     empty = World(tmp_path, capacity=3)
-    assert (empty.numbers(), empty.environment_steps, caplog.messages) == ([], 0, [])
+    assert (empty.numbers(), empty.ledger.steps, caplog.messages) == ([], 0, [])
     empty.stop()
     before = World(tmp_path, capacity=3)
     before.store(1, 2, 3, 4, 5, now_seconds=2.0)
@@ -30,7 +30,7 @@ def test_fault_05_restart_after_a_stop_restores_everything(tmp_path: Path, caplo
     before.ledger.report(RUN, ActorCounts(99, 0, 7, 0, 0))
     before.ledger.report(2**63 - 1, ActorCounts(2**48, 1, 2, 3, 4))
     before.ledger.refuse(RUN, 6, 99, 3, "bad_checksum")
-    before.highest_actor_number = 5
+    before.ledger.highest_actor_number = 5
     before.stop()
     after = World(tmp_path, capacity=3)
     state = after.buffer.state(0.0)
@@ -38,9 +38,9 @@ def test_fault_05_restart_after_a_stop_restores_everything(tmp_path: Path, caplo
         if name != "ages_seconds":
             np.testing.assert_array_equal(getattr(state, name), value, err_msg=name)
     assert (after.limiter.inserted, after.limiter.sampled) == (5 * TRANSITIONS, 6)
-    assert (after.environment_steps, after.highest_actor_number) == (99, 5)
+    assert (after.ledger.steps, after.ledger.highest_actor_number) == (99, 5)
     assert after.ledger.totals(()) == before.ledger.totals(())
-    assert after.journal.replay_id == before.journal.replay_id
+    assert after.journal.header.replay_id == before.journal.header.replay_id
     for one, other in zip(before.sample([4] * 2, 0.0), after.sample([4] * 2, 0.0), strict=True):
         np.testing.assert_array_equal(one, other)
     check_buffer(after.buffer)
@@ -66,7 +66,7 @@ def test_restart_after_a_kill_restores_every_segment_and_count(tmp_path: Path) -
     assert after.leaves()[1] == first_leaves(1)
     assert max(after.leaves()[2]) == 9.0**0.6, "as the snapshot knows"
     assert after.leaves()[4] == first_leaves(4), "no snapshot knows of it"
-    assert (after.environment_steps, after.highest_actor_number) == (60, 9)
+    assert (after.ledger.steps, after.ledger.highest_actor_number) == (60, 9)
     assert after.ledger.totals(()) == before.ledger.totals(())
     assert after.ledger.sequence(RUN) == 6
     assert after.limiter.inserted == 3 * TRANSITIONS
@@ -77,7 +77,7 @@ def test_counts_add_up_over_several_restarts(tmp_path: Path) -> None:
     for start in range(6):
         world = World(tmp_path, capacity=5)
         assert world.numbers() == list(range(1, 2 * start + 1))[-5:]
-        assert world.environment_steps == 20 * start
+        assert world.ledger.steps == 20 * start
         world.store(2 * start + 1, 2 * start + 2)
         (world.stop if start % 2 else world.kill)()
     assert World(tmp_path, capacity=3).numbers() == [10, 11, 12], "the newest that fit"
@@ -153,7 +153,7 @@ def test_no_flipped_or_missing_byte_causes_a_traceback_or_a_wrong_restore(
             assert numbers in ([], [1], [1, 2]) if kind == "segments" else numbers == [1, 2]
             priorities = learned if kind == "segments" else {number: first_leaves(number) for number in numbers}
             assert leaves == {number: priorities[number] for number in numbers}
-            assert after.environment_steps == 20 or kind == "segments"
+            assert after.ledger.steps == 20 or kind == "segments"
             for aside in path.parent.glob("damaged-*"):
                 aside.unlink()
     path.write_bytes(whole)

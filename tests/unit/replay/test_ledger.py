@@ -60,7 +60,7 @@ def test_steps_that_a_lost_replay_has_counted_are_not_counted_again() -> None:
         sent.store(1, produced, produced, 30)
     sent.store(2, 1, 40, 40)
     assert (reported.steps, sent.steps) == (30, 30 + 40)
-    assert Ledger.from_array(sent.to_array(), sent.refused).steps == 70
+    assert Ledger.from_array(sent.to_array(), sent.refused, 0).steps == 70
 
 
 # The whole link ---------------------------------------------------------------------------------------------------

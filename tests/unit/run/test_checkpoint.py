@@ -141,7 +141,7 @@ def test_a_save_holds_a_single_copy_of_the_state(tmp_path: Path) -> None:
     tracemalloc.start()
     try:
         checkpointer.save(state, progress_at(1))
-        checkpointer.wait()
+        checkpointer._join()
         _, peak_bytes = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()

@@ -30,7 +30,7 @@ class Links:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.dropped: Counter[str] = Counter()
-        self.client_monitor = ClientMonitor(Counter())
+        self.client_monitor = ClientMonitor()
         self.server_monitor = ServerMonitor()
         self._contexts: list[LinkContext] = []
         self._opened: list[tuple[zmq.Socket, ClientMonitor | ServerMonitor]] = []

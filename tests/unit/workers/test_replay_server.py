@@ -86,7 +86,7 @@ def test_segments_of_actors_become_batches_of_the_learner(running: Running) -> N
     while sum(received) < 2:
         received.append(len(learner.receive(StreamedSegments).ring_slots))
     batches = learner.receive(IndexBatches)
-    assert batches.replay_id == running.server.replay.journal.replay_id
+    assert batches.replay_id == running.server.replay.journal.header.replay_id
     assert batches.environment_steps == 200, "of this replay alone"
     assert batches.size_transitions == 2 * TRANSITIONS
 
@@ -214,7 +214,7 @@ def test_server_killed_before_a_welcome_does_not_reuse_the_actor_number(
     monkeypatch.setattr(sockets, "send", killed_before)
     first.actor(1)
     second = ReplayServer(RoleContext(copies[0], first.context, "replay"), SPEC)
-    assert second.replay.highest_actor_number == 1, "or it would give this actor number to another actor, too"
+    assert second.replay.ledger.highest_actor_number == 1, "or it would give this actor number to another actor, too"
     second.close()
     first.close()
 
