@@ -10,7 +10,7 @@ from typing import Any
 from apex_jax.host.errors import short_repr
 from apex_jax.operations.page_data import POLL_SECONDS, KeptLines, charts
 from apex_jax.operations.run_page import document, serve_page
-from apex_jax.operations.status_summary import MAX_LINES, ProcessStatus, frames, line, metrics, warnings
+from apex_jax.operations.status_summary import ProcessStatus, frames, metrics
 from apex_jax.process import StopSignal
 from apex_jax.transport.http_link import Answer
 
@@ -19,8 +19,8 @@ class FleetPage:
     """Collects the reports of a fleet's processes, from the start of the command on."""
 
     def __init__(self) -> None:
-        self._lines: dict[str, KeptLines] = {}  # by address
-        self._newest: dict[str, Mapping[str, float]] = {}
+        self._lines: dict[tuple[str, str], KeptLines] = {}  # by name and address
+        self._newest: dict[tuple[str, str], Mapping[str, float]] = {}
         self._frames = 0.0  # of the run, by the newest report that has a count
         self.data: dict[str, Any] = {}
 
@@ -28,14 +28,14 @@ class FleetPage:
         """Shows these from now on."""
         self._frames = max((frames(status.content or {}) for status in statuses), default=0) or self._frames
         for status in statuses:
-            values = metrics(status.content or {})
-            if values and values != self._newest.get(status.address):  # a process writes them only at times
-                self._newest[status.address] = values
-                lines = self._lines.setdefault(status.address, KeptLines())
+            values, process = metrics(status.content or {}), (status.name, status.address)
+            if values and values != self._newest.get(process):  # a process writes them only at times
+                self._newest[process] = values
+                lines = self._lines.setdefault(process, KeptLines())
                 step = values.get("eval/frames", self._frames)  # an evaluation is of older weights
                 lines.add({**values, "time": time.time(), "step": step})
         wrong = [f"{status.name}: {problem}" for status in statuses for problem in status.problems]
-        advice = [f"{each.name}: {text}" for each in statuses for text in warnings(each.content or {})[:MAX_LINES]]
+        advice = [f"{status.name}: {warning}" for status in statuses for warning in status.warnings]
         kept = [line for lines in self._lines.values() for line in lines.lines]
         self.data = {
             "task": "Fleet",
@@ -75,7 +75,7 @@ def serve(ask: Callable[[], Sequence[ProcessStatus]], port: int) -> int:
 
 
 def _tile(status: ProcessStatus) -> dict[str, str]:
-    does, speed, progress = line(status.content) if status.content is not None else ("unreachable", "", "")
+    does, speed, progress = status.cells
     return {"name": status.name, "value": does, "detail": "; ".join(filter(None, (speed, progress)))}
 
 
