@@ -22,14 +22,13 @@ from apex_jax.host.disk import lock_file, write_durably
 from apex_jax.host.errors import FatalError, RunError, UsageError
 from apex_jax.host.machine import usable_cores
 from apex_jax.host.program import NAME
-from apex_jax.operations.live_view import LiveView, final_summary, finished_summary, is_video_of_newest
+from apex_jax.operations.live_view import LiveView, final_summary, finished_summary
 from apex_jax.operations.progress import ProgressReader, RunProgress
 from apex_jax.operations.role_watch import RoleWatch
 from apex_jax.operations.run_page import RunPage
 from apex_jax.operations.status_page import StatusPage
 from apex_jax.operations.stopping import STOPPING, STOPPING_AFTER_THE_END, acknowledge
 from apex_jax.operations.storage_copy import LAST_COPY_SECONDS, fetch_missing
-from apex_jax.plotting.video import video_of_run, video_paths
 from apex_jax.process import StopSignal
 from apex_jax.replay.replay import make_limiter
 from apex_jax.run.checkpoint_files import checkpoint_steps
@@ -264,13 +263,11 @@ def _end_at_once(local: LocalRun, links: LocalLinks) -> None:
 
 
 def _is_finished(config: Config, progress: RunProgress) -> bool:
-    """Returns whether the run's newest checkpoint reaches a limit, and has been evaluated and filmed."""
+    """Returns whether the run's newest checkpoint reaches a limit, and has been evaluated."""
     newest = checkpoint_steps(Path(config.directory, "checkpoints"))[-1:]
     evaluation = progress.latest_evaluation
-    if not progress.reached_limits or evaluation is None or not newest == [progress.updates] == [evaluation.updates]:
-        return False
-    films = video_paths(video_of_run(config.evaluator.video or "video", config.directory)) if can_render(config) else []
-    return all(is_video_of_newest(film, config.directory) for film in films)
+    is_evaluated = evaluation is not None and newest == [progress.updates] == [evaluation.updates]
+    return bool(progress.reached_limits) and is_evaluated
 
 
 @contextlib.contextmanager
@@ -288,11 +285,6 @@ def open_run(config: Config, stop: StopSignal) -> Iterator[RunPage | None]:
             print(finished_summary(progress, config.directory, changed_settings(config)), flush=True)
             yield None
             return
-        if progress.earlier_learning_rate is not None:
-            from apex_jax.workers.run_counters import describe_learning_rate  # not at the top: it imports orbax
-
-            if how := describe_learning_rate(config, progress):
-                print(how, flush=True)
         with RunPage(config) as page:
             record_start(config)
             yield page
