@@ -200,7 +200,7 @@ def rows(config: Config, progress: RunProgress) -> list[tuple[str, str]]:
         ("samples per insert", f"{progress.samples_per_insert:.2f} (target: {target})"),
         ("training return", _number(progress.training_return) + " (exploring)"),
         ("evaluation", _evaluations(progress)),
-        ("processes", _roles(progress.roles)),
+        *([("processes", _roles(progress.roles))] if progress.roles else []),
         ("memory", f"{progress.memory_bytes / 2**30:.2f} GiB"),
     ]
 

@@ -40,8 +40,8 @@ class RunProgress:
     latest_evaluation: EvaluationSummary | None
     best_evaluation: EvaluationSummary | None
     seconds_left: float | None  # until the nearest limit of the run; None if it is not known
-    roles: Mapping[str, str]  # name of a process -> short state
     memory_bytes: int  # of all processes
+    roles: Mapping[str, str] = field(default_factory=dict)  # name of a process -> short state; known to a supervisor
     warnings: tuple[str, ...] = ()  # problems, with the key to change
     reached_limits: tuple[str, ...] = ()  # of the run, as KEY=VALUE
     share: float | None = None  # fraction of the run that is done, 0 to 1, by its nearest limit; None without limits
@@ -56,15 +56,6 @@ class _Role:
     last: dict[str, Any] | None = None
     newest: dict[str, float] = field(default_factory=dict)  # value of each tag
     read_seconds: float = 0.0  # time at which `last` was read
-    memory_bytes: float = 0.0
-    restarts: int = 0
-
-    @property
-    def state(self) -> str:
-        """Short state, derived from the metrics."""
-        if self.last is None:
-            return "starting"
-        return f"restarted {self.restarts}x" if self.restarts else "running"
 
 
 class ProgressReader:
@@ -103,6 +94,7 @@ class ProgressReader:
         shares = self._shares_of_limits(frames, updates)
         share = min(1.0, max(shares.values())) if shares else None
         reached = tuple(limit for limit, share in shares.items() if share >= 1)
+        memory = [role.newest.get("system/resident_memory_bytes", 0.0) for role in self._roles.values()]
         return RunProgress(
             phase="finishing" if reached else self._phase(),
             elapsed_seconds=self._clock() - self._started,
@@ -116,8 +108,7 @@ class ProgressReader:
             latest_evaluation=self._evaluations[-1] if self._evaluations else None,
             best_evaluation=max(self._evaluations, default=None, key=lambda evaluation: evaluation.episode_return),
             seconds_left=self._seconds_left(share) if share is not None and self._learning else None,
-            roles={name: role.state for name, role in self._roles.items()},
-            memory_bytes=int(sum(role.memory_bytes for role in self._roles.values())),
+            memory_bytes=int(max(memory) if self._config.processes == "one" else sum(memory)),
             warnings=self._warnings(frames, ends=bool(reached)),
             reached_limits=reached,
             share=share,
@@ -134,10 +125,7 @@ class ProgressReader:
                     self._past_minutes = line.get("charts/elapsed_minutes") or self._past_minutes
 
     def _take(self, role: _Role, line: dict[str, Any]) -> None:
-        if role.last is not None and line["seconds"] < role.last["seconds"]:
-            role.restarts += 1
         role.last, role.read_seconds = line, self._clock()
-        role.memory_bytes = line.get("system/resident_memory_bytes") or role.memory_bytes
         self._evaluations += _evaluation_of(line)
         self._learning |= bool(line.get("charts/updates_per_second"))
         for tag, value in line.items():

@@ -22,7 +22,6 @@ def test_wall_clock_that_is_set_changes_neither_times_nor_numbers(tmp_path: Path
         write(tmp_path, "learner", second, 100 * second, wall, **values)
         now = reader.read()
         assert (now.elapsed_seconds, now.updates, now.frames) == (second, second, 100 * second)
-        assert now.roles["learner"] == "running"
         assert now.seconds_left == (None if second < 5 else pytest.approx(1800 - second))
         assert now.warnings == ()
 
@@ -110,15 +109,10 @@ def test_numbers_come_from_the_files_of_all_processes(tmp_path: Path) -> None:
     assert (now.updates, now.updates_per_second) == (50, 10.0)
     assert (now.replay_size, now.samples_per_insert) == (2100, 1.9)
     assert (now.training_return, now.elapsed_seconds, now.memory_bytes) == (-20.5, 12.0, 342)
-    states = {"learner": "running", "replay": "running", "actor-0": "starting", "actor-1": "running"}
-    assert now.roles == {**states, "evaluator": "starting"}
-
-
-def test_process_whose_clock_restarts_at_0_counts_as_restarted(tmp_path: Path) -> None:
-    reader = ProgressReader(str(tmp_path), config(), Clock())
-    for started, seconds in ((0, 5), (0, 10), (20, 1), (20, 6), (40, 2)):
-        write(tmp_path, "actor-0", seconds, 4, started=START + started)
-    assert reader.read().roles["actor-0"] == "restarted 2x"
+    one = ProgressReader(str(tmp_path), config(processes="one"), clock)
+    write(tmp_path, "replay", 10, 8400, **{memory: 50})
+    write(tmp_path, "learner", 10, 8000, **{memory: 300})
+    assert one.read().memory_bytes == 300, "all are of one process"
 
 
 def test_best_evaluation_stays_when_a_worse_one_follows(tmp_path: Path) -> None:
@@ -140,9 +134,6 @@ def test_resumed_run_goes_on_from_the_history_but_not_with_its_rates(tmp_path: P
     assert (now.phase, now.frames, now.updates) == ("starting the replay server", 4000, 70)
     assert (now.updates_per_second, now.frames_per_second, now.replay_size, now.seconds_left) == (0, 0, 0, None)
     assert now.best_evaluation == EvaluationSummary(3.0, None, None)
-    assert set(now.roles.values()) == {"starting"}
-    write(tmp_path, "learner", 1, 4004, started=START + 500, learner__updates=70)
-    assert reader.read().roles["learner"] == "running"  # the start of a resumed run is no restart
 
 
 @pytest.mark.parametrize(("limits", "seconds_left"), [
