@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from apex_jax.host.errors import short_repr
 from apex_jax.operations.page_data import POLL_SECONDS, KeptLines, charts
-from apex_jax.operations.run_page import document, serve_page
+from apex_jax.operations.run_page import answer_of_page, serve_page
 from apex_jax.operations.status_summary import ProcessStatus, frames, metrics
 from apex_jax.process import StopSignal
-from apex_jax.transport.http_link import Answer
 
 
 class FleetPage:
@@ -51,20 +49,14 @@ class FleetPage:
             "video": None,
         }
 
-    def answer(self, path: str) -> Answer | None:
-        """Answers a request for the page, or for its data."""
-        if path == "/":
-            return Answer(200, "text/html; charset=utf-8", document(self.data).encode())
-        text = json.dumps(self.data, allow_nan=False)
-        return Answer(200, "application/json", text.encode()) if path == "/data.json" else None
-
 
 def serve(ask: Callable[[], Sequence[ProcessStatus]], port: int) -> int:
     """Serves the page on this machine until SIGINT or SIGTERM; returns the exit code. Raises RunError."""
     page, stop = FleetPage(), StopSignal()
     stop.install()
     page.update(ask())
-    server, address = serve_page(port, "status: --page ", "choose another port, or 0 for any that is free", page.answer)
+    fix = "choose another port, or 0 for any that is free"
+    server, address = serve_page(port, "status: --page ", fix, lambda path: answer_of_page(path, lambda: page.data))
     print(f"Watch the fleet at {address}; Ctrl-C ends the page, not the fleet", flush=True)
     try:
         while not stop.wait(POLL_SECONDS):

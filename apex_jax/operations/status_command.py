@@ -97,7 +97,6 @@ def _parser() -> Parser:
         description="Shows the status of processes, and of those that a local run supervises. Exit code 0: all work;"
         " 1: one does not answer within 5 seconds, makes no progress, or cannot save what it has.",
         epilog=f"example: {NAME} status tcp://127.0.0.1:8080",
-        allow_abbrev=False,
     )
     what = "addresses.status of a process; NAME, such as learner, is shown for one that does not answer"
     parser.add_argument("addresses", nargs="*", metavar="[NAME=]ADDRESS", help=what)

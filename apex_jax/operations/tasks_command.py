@@ -51,7 +51,6 @@ def _parser() -> Parser:
         "tasks",
         description="Lists the tasks that can be trained, with their agent and arguments.",
         epilog=f"examples: {NAME} tasks walker; {NAME} tasks atari",
-        allow_abbrev=False,
     )
     parser.add_argument("word", nargs="?", default="", metavar="WORD", help="in the name or family of the tasks")
     return parser
