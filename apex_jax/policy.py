@@ -9,7 +9,6 @@ action = policy(observation)
 from __future__ import annotations
 
 import contextlib
-import functools
 import json
 import math
 import os
@@ -24,7 +23,7 @@ from apex_jax.agent.algorithm import Algorithm, Params
 from apex_jax.agent.registry import make_algorithm, resolved
 from apex_jax.config import Config
 from apex_jax.config.key import names_code
-from apex_jax.config.load import RESULT_KEYS, config_of, load_run, parse_overrides
+from apex_jax.config.load import RESULT_KEYS, load_run, parse_overrides
 from apex_jax.config.trust import check_trusted
 from apex_jax.host.disk import run_of_checkpoint
 from apex_jax.host.errors import RunError, UsageError, first_line, short_repr
@@ -54,11 +53,7 @@ def load_policy(
     Raises RunError or UsageError, with a message of one line, if there is no such run or checkpoint, or if its
     configuration cannot be read.
     """
-    given = parse_overrides(code, "")
-    exported = Path(run, params_file.FILE_NAME)
-    if exported.is_file():
-        return _exported_policy(exported, updates, exploration, given)
-    agent = load_agent(run, updates, given)
+    agent = load_agent(run, updates, parse_overrides(code, ""))
     return Policy(agent.algorithm, agent.params, agent.environment_spec, agent.progress.updates, exploration)
 
 
@@ -73,67 +68,38 @@ class Agent(NamedTuple):
 
 
 def load_agent(run: str | os.PathLike[str], updates: int | None, code: Mapping[str, Any]) -> Agent:
-    """Returns the agent of a run. Arguments, but for exported policies, and errors: see `load_policy`."""
+    """Returns the agent of a run, or of an exported policy. Arguments and errors: see `load_policy`."""
     directory, step = run_of_checkpoint(run)
-    as_written = functools.partial(_read_as_written, directory, "run of this release", (RunError, UsageError))
-    with as_written():
-        environment_spec = read_environment_spec(directory)
+    exported = Path(directory, params_file.FILE_NAME)
+    with _read_as_written(directory):
+        if exported.is_file():
+            environment_spec = of_record(json.loads(params_file.read_metadata(exported)["interface"]))
+        else:
+            environment_spec = read_environment_spec(directory)
         config = resolved(load_run(directory, RESULT_KEYS), environment_spec.spec)
         check_trusted(config, run, code, ("algorithm.", "network."))
     find_code(run_directory_of(directory))
     own = config.network.name
-    with reported(f"network.name={own}", RunError) if names_code(own) else as_written():
+    with reported(f"network.name={own}", RunError) if names_code(own) else _read_as_written(directory):
         algorithm = make_algorithm(config, environment_spec.spec)
         restored = restore_params(config, directory, algorithm, step if updates is None else updates)
     return Agent(config, environment_spec, algorithm, *restored)
 
 
-def _exported_policy(path: Path, updates: int | None, exploration: float, code: Mapping[str, Any]) -> Policy:
-    """Returns the policy of a file that `python main.py export` has written. Raises RunError or UsageError."""
-    metadata = params_file.read_metadata(path)
-    with _read_as_written(path, "policy that `export` wrote"):
-        config, environment_spec = (
-            config_of(json.loads(metadata["config"])),
-            of_record(json.loads(metadata["interface"])),
-        )
-    check_trusted(config, path.parent, code, ("algorithm.", "network."))
-    with _read_as_written(path, "policy that `export` wrote"):
-        algorithm = make_algorithm(config, environment_spec.spec)
-    params, progress = _exported_params(config, path, algorithm, updates)
-    return Policy(algorithm, params, environment_spec, progress.updates, exploration)
-
-
-def _exported_params(config: Config, path: Path, algorithm: Algorithm, updates: int | None) -> tuple[Params, Progress]:
-    """Returns what `restore_params` does, of the file of an exported policy. Raises RunError."""
-    with _read_as_written(path, "policy that `export` wrote"):
-        state, metadata = _shapes_of(algorithm, path), params_file.read_metadata(path)
-        like, made = algorithm.acting_params(state), int(metadata["updates"])
-        steps = int(metadata.get("environment_steps", 0))
-    if updates not in (None, made):
-        raise RunError(f"{path} has the parameters of {made} updates, not of {updates}; leave `updates` out")
-    progress = Progress(made, steps, 0.0, 0, config.checkpoint_compatibility_key, architecture_of(like))
-    return jax.device_put(params_file.load_params(path, like)), progress
-
-
 @contextlib.contextmanager
-def _read_as_written(
-    path: str | os.PathLike[str], kind: str, passed: tuple[type[Exception], ...] = (RunError,)
-) -> Iterator[None]:
-    """Raises RunError for an exception of any type but `passed`: the files may describe any network.
-
-    `kind`: of the files that were expected.
-    """
+def _read_as_written(directory: str) -> Iterator[None]:
+    """Raises RunError for an exception of any other type but UsageError: the files may describe any network."""
     try:
         yield
-    except passed:
+    except (RunError, UsageError):
         raise
     except Exception as error:
-        what = f"{os.fspath(path)} is no {kind}: {first_line(error)}"
+        what = f"{directory} is no run or exported policy of this release: {first_line(error)}"
         raise RunError(f"{what}; give the folder of an exported policy, or a run directory") from error
 
 
 def restore_params(
-    config: Config, run: str | os.PathLike[str], algorithm: Algorithm, updates: int | None = None
+    config: Config, run: str, algorithm: Algorithm, updates: int | None = None
 ) -> tuple[Params, Progress]:
     """Returns the params of a run's newest checkpoint, or of that after `updates`, on the device.
 
@@ -141,25 +107,28 @@ def restore_params(
     `apex_jax.run.best`, or of an exported policy. Raises RunError, see `Checkpointer.restore_newest`; also without a
     checkpoint.
     """
-    if (exported := Path(run, params_file.FILE_NAME)).is_file():
-        return _exported_params(config, exported, algorithm, updates)
-    state = _shapes_of(algorithm, run)
-    architecture = architecture_of(algorithm.acting_params(state))
-    if is_best(run):
+    state, key = _shapes_of(algorithm, run), config.checkpoint_compatibility_key
+    like = algorithm.acting_params(state)
+    architecture, exported = architecture_of(like), Path(run, params_file.FILE_NAME)
+    if exported.is_file():
+        with _read_as_written(run):
+            metadata = params_file.read_metadata(exported)
+            made, steps = int(metadata["updates"]), int(metadata.get("environment_steps", 0))
+        params = params_file.load_params(exported, like)
+    elif is_best(run):
         best, body = read_best(run, architecture)
-        if updates not in (None, best.updates):
-            raise CheckpointError(f"{os.fspath(run)} holds the params after {best.updates} updates, not {updates}")
-        progress = Progress(
-            best.updates, best.environment_steps, 0.0, 0, config.checkpoint_compatibility_key, architecture
-        )
-        return jax.device_put(decode_weights(body, algorithm.acting_params(state))), progress
-    checkpointer = Checkpointer(os.fspath(run), read_only=True)
-    restored = checkpointer.restore_newest(state, config.checkpoint_compatibility_key, architecture, updates)
-    if restored is None:
-        raise RunError(f"{checkpointer.directory} holds no checkpoint yet; try again after a minute of training")
-    saved, progress = restored
-    # On the device, because a jitted call would copy NumPy arrays each time.
-    return jax.device_put(algorithm.acting_params(type(state)(*saved))), progress
+        made, steps, params = best.updates, best.environment_steps, decode_weights(body, like)
+    else:
+        checkpointer = Checkpointer(run, read_only=True)
+        restored = checkpointer.restore_newest(state, key, architecture, updates)
+        if restored is None:
+            raise RunError(f"{checkpointer.directory} holds no checkpoint yet; try again after a minute of training")
+        saved, progress = restored
+        # On the device, because a jitted call would copy NumPy arrays each time.
+        return jax.device_put(algorithm.acting_params(type(state)(*saved))), progress
+    if updates not in (None, made):
+        raise CheckpointError(f"{run} holds the params after {made} updates, not {updates}; leave `updates` out")
+    return jax.device_put(params), Progress(made, steps, 0.0, 0, key, architecture)
 
 
 def _shapes_of(algorithm: Algorithm, run: str | os.PathLike[str]) -> Any:

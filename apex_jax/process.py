@@ -40,16 +40,15 @@ class StopSignal:
         self._thread_died = False
         self._beat_seconds = time.monotonic()
         self.run_is_over = False  # set once the supervisor reports that the learner has ended the run
-        self.on_second_signal: Callable[[], str] = lambda: ""  # see `install`
+        self.on_second_signal: Callable[[], None] = lambda: None  # see `install`
 
     def install(self) -> None:
         """Installs the handlers of SIGINT, of SIGTERM and of uncaught exceptions in threads.
 
         A second signal ends the process at once, unless it repeats the first: at the shutdown of a machine, the local
         supervisor and its roles receive SIGTERM, and the supervisor sends it to the roles too. Before the process ends,
-        the handler calls `on_second_signal`, and writes the returned line about the lost data to standard error.
-        The call happens in the main thread between any two instructions: it must not take a lock that the main thread
-        may hold, nor write to a buffered stream.
+        the handler calls `on_second_signal`, in the main thread between any two instructions: it must not take a lock
+        that the main thread may hold, nor write to a buffered stream.
         """
         threading.excepthook = self._on_dead_thread
         for number in (signal.SIGINT, signal.SIGTERM):
@@ -95,17 +94,13 @@ class StopSignal:
         if self.signal_number:
             is_press = number == signal.SIGINT and not os.environ.get(SUPERVISED)
             if now - self._signal_seconds > (SAME_PRESS_SECONDS if is_press else SAME_REQUEST_SECONDS):
-                self._end_at_once(number)
+                try:
+                    self.on_second_signal()
+                finally:
+                    os._exit(128 + number)
             return
         self.signal_number = number  # not `_event.set()`: the interrupted code may hold its lock
         self._signal_seconds = now
-
-    def _end_at_once(self, number: int) -> None:
-        try:
-            if lost := self.on_second_signal():
-                os.write(sys.__stderr__.fileno() if sys.__stderr__ else 2, f"{lost}\n".encode())
-        finally:
-            os._exit(128 + number)
 
     def _watch_supervisor(self) -> None:
         while os.read(sys.stdin.fileno(), 1):

@@ -133,7 +133,6 @@ def _parser() -> Parser:
         description="Ape-X: distributed prioritized experience replay.",
         epilog=_keys_help(),
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
     parser.add_argument("--role", choices=ROLES, default="local", help="role to run; local = all of them, supervised")
     parser.add_argument(

@@ -61,8 +61,6 @@ class ReferenceSimulator:
         Each element of the action is in [-1, 1]. No action is accepted after the end of the episode. DM control's LQR
         has no step limit.
         """
-        if np.shape(action) != (self.action_size,):
-            raise ValueError(f"{self._task} takes {self.action_size} numbers as its action, not {np.shape(action)}")
         with contextlib.suppress(BrokenPipeError):  # `_receive` raises an error with the exit code
             self._connection.send(np.asarray(action, np.float32))
         return self._receive_step(STEP_SECONDS)

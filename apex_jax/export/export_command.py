@@ -63,7 +63,6 @@ def _parser() -> Parser:
         description="Writes the trained policy of a run as a folder for the Hugging Face hub: model card, safetensors,"
         " StableHLO and ONNX, each checked against the policy.",
         epilog=f"example: {NAME} export runs/Pong-v5-1 pong; then: hf upload USER/pong pong",
-        allow_abbrev=False,
     )
     parser.add_argument("run", metavar="RUN", help="run directory, such as runs/Pong-v5-1, or its best/")
     parser.add_argument("folder", metavar="FOLDER", help="folder to write, new or empty")

@@ -10,10 +10,11 @@ from apex_jax.host.program import NAME
 
 
 class Parser(argparse.ArgumentParser):
-    """Raises UsageError instead of exiting. `command`: such as "plot"."""
+    """Raises UsageError instead of exiting; takes options by their whole names only. `command`: such as "plot"."""
 
     def __init__(self, command: str = "", **options: Any) -> None:
-        super().__init__(**{"prog": f"{NAME} {command}".strip(), **options})  # a subparser gets its own prog
+        # A subparser gets its own prog.
+        super().__init__(**{"prog": f"{NAME} {command}".strip(), "allow_abbrev": False, **options})
 
     def error(self, message: str) -> NoReturn:
         """Raises UsageError for an invalid command line."""

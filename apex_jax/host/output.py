@@ -1,4 +1,4 @@
-"""Keeps a run alive if standard output or error fails, such as a pipe to `head` or a log on a full disk."""
+"""Tables of text; keeps a run alive if standard output or error fails, such as a pipe to `head` or a full disk."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import io
 import logging
 import os
 import sys
+from collections.abc import Sequence
 
 _log = logging.getLogger(__name__)
 
@@ -81,3 +82,9 @@ def end_output(exit_code: int) -> int:
         print(f"error: standard output: {error.strerror}; make room, or write elsewhere", file=sys.stderr, flush=True)
         return 1
     return exit_code
+
+
+def columns(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Returns the rows of a table as lines."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip() for row in rows]

@@ -7,7 +7,7 @@ run_page         the page of a local run, served and as report.html (page.html)
 page_data        the data of that page
 fleet_page       the page of a fleet: `python main.py status --page`
 role_progress    the progress and the warnings of one process
-stopping         the lines printed when a user stops a run, and the loss if it ends unsaved
+stopping         the lines printed when a user stops a run
 status_page      the status of a process
 status_command   `python main.py status`
 status_summary   the first lines of a printed status

@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from apex_jax.host.errors import short_repr
 from apex_jax.operations.page_data import POLL_SECONDS, KeptLines, charts
-from apex_jax.operations.run_page import document, serve_page
-from apex_jax.operations.status_summary import MAX_LINES, ProcessStatus, frames, line, metrics, warnings
+from apex_jax.operations.run_page import answer_of_page, serve_page
+from apex_jax.operations.status_summary import ProcessStatus, frames, metrics
 from apex_jax.process import StopSignal
-from apex_jax.transport.http_link import Answer
 
 
 class FleetPage:
     """Collects the reports of a fleet's processes, from the start of the command on."""
 
     def __init__(self) -> None:
-        self._lines: dict[str, KeptLines] = {}  # by address
-        self._newest: dict[str, Mapping[str, float]] = {}
+        self._lines: dict[tuple[str, str], KeptLines] = {}  # by name and address
+        self._newest: dict[tuple[str, str], Mapping[str, float]] = {}
         self._frames = 0.0  # of the run, by the newest report that has a count
         self.data: dict[str, Any] = {}
 
@@ -28,14 +26,14 @@ class FleetPage:
         """Shows these from now on."""
         self._frames = max((frames(status.content or {}) for status in statuses), default=0) or self._frames
         for status in statuses:
-            values = metrics(status.content or {})
-            if values and values != self._newest.get(status.address):  # a process writes them only at times
-                self._newest[status.address] = values
-                lines = self._lines.setdefault(status.address, KeptLines())
+            values, process = metrics(status.content or {}), (status.name, status.address)
+            if values and values != self._newest.get(process):  # a process writes them only at times
+                self._newest[process] = values
+                lines = self._lines.setdefault(process, KeptLines())
                 step = values.get("eval/frames", self._frames)  # an evaluation is of older weights
                 lines.add({**values, "time": time.time(), "step": step})
         wrong = [f"{status.name}: {problem}" for status in statuses for problem in status.problems]
-        advice = [f"{each.name}: {text}" for each in statuses for text in warnings(each.content or {})[:MAX_LINES]]
+        advice = [f"{status.name}: {warning}" for status in statuses for warning in status.warnings]
         kept = [line for lines in self._lines.values() for line in lines.lines]
         self.data = {
             "task": "Fleet",
@@ -51,20 +49,14 @@ class FleetPage:
             "video": None,
         }
 
-    def answer(self, path: str) -> Answer | None:
-        """Answers a request for the page, or for its data."""
-        if path == "/":
-            return Answer(200, "text/html; charset=utf-8", document(self.data).encode())
-        text = json.dumps(self.data, allow_nan=False)
-        return Answer(200, "application/json", text.encode()) if path == "/data.json" else None
-
 
 def serve(ask: Callable[[], Sequence[ProcessStatus]], port: int) -> int:
     """Serves the page on this machine until SIGINT or SIGTERM; returns the exit code. Raises RunError."""
     page, stop = FleetPage(), StopSignal()
     stop.install()
     page.update(ask())
-    server, address = serve_page(port, "status: --page ", "choose another port, or 0 for any that is free", page.answer)
+    fix = "choose another port, or 0 for any that is free"
+    server, address = serve_page(port, "status: --page ", fix, lambda path: answer_of_page(path, lambda: page.data))
     print(f"Watch the fleet at {address}; Ctrl-C ends the page, not the fleet", flush=True)
     try:
         while not stop.wait(POLL_SECONDS):
@@ -75,7 +67,7 @@ def serve(ask: Callable[[], Sequence[ProcessStatus]], port: int) -> int:
 
 
 def _tile(status: ProcessStatus) -> dict[str, str]:
-    does, speed, progress = line(status.content) if status.content is not None else ("unreachable", "", "")
+    does, speed, progress = status.cells
     return {"name": status.name, "value": does, "detail": "; ".join(filter(None, (speed, progress)))}
 
 

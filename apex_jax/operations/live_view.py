@@ -19,7 +19,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from apex_jax.config import Config
+from apex_jax.config import Config, ReplayConfig
 from apex_jax.host.program import shell_command
 from apex_jax.operations.progress import EvaluationSummary, RunProgress
 from apex_jax.run.checkpoint_files import checkpoint_steps
@@ -63,10 +63,10 @@ class LiveView:
     def update(self, progress: RunProgress) -> None:
         """Shows `progress`; call it about twice a second. Without a terminal, it prints once in ten seconds."""
         if self._live:
-            self._live.update(_panel(self._config.environment.task, progress, self._page_address), refresh=True)
+            self._live.update(_panel(self._config, progress, self._page_address), refresh=True)
         elif self._clock() >= self._next_line:
             self._next_line = self._clock() + PLAIN_INTERVAL_SECONDS
-            line = "; ".join(f"{name} {text}" for name, text in rows(progress))
+            line = "; ".join(f"{name} {text}" for name, text in rows(self._config, progress))
             print(f"{progress.phase}: {line}", file=self._stream, flush=True)
             for warning in progress.warnings:
                 if _kind(warning) not in self._printed:
@@ -121,22 +121,16 @@ def final_summary(progress: RunProgress, config: Config, can_render: bool, video
         f"Evaluation:  {_evaluations(progress, with_updates=True)}",
     ]
     reached = " and ".join(progress.reached_limits)
-    if reached and progress.updates != progress.earlier_updates:
+    if reached:
         lines.append(f"Ended:       {reached} is reached")
-    elif reached and progress.updates:
-        goes_on = "with a higher limit, or 0 for none, the run goes on"
-        lines.append(f"Nothing new: an earlier start had reached {reached}; {goes_on}")
     lines += [f"Warning:     {warning}" for warning in progress.warnings]
-    videos = [
-        name for name in ("video.mp4", "video.gif") if is_video_of_newest(Path(run_directory, name), run_directory)
-    ]
     if progress.video_return is not None:
         lines.append(
             f"Video:       {_number(progress.video_return)}, in the task's own simulator, which no training has seen"
         )
-    elif video_needs and not videos:
+    elif video_needs:
         lines.append(f"Video:       none; it needs {video_needs}")
-    pictures = [*present("report.html", "curves.png"), *videos]
+    pictures = present("report.html", "curves.png", "video.mp4", "video.gif")
     lines += [f"Look at:     {shlex.quote(os.path.join(run_directory, name))}" for name in pictures]
     lines.append(f"Files:       {directory} ({files})")
     for name in present("tensorboard"):
@@ -171,29 +165,22 @@ def finished_summary(progress: RunProgress, run_directory: str, changed_settings
     )
 
 
-def is_video_of_newest(video: Path, run_directory: str) -> bool:
-    """Returns whether a video exists and shows the newest checkpoint of the run, judged by the times of the files."""
-    checkpoints = Path(run_directory, "checkpoints")
-    newest = [checkpoints / str(updates) for updates in checkpoint_steps(checkpoints)[-1:]]
-    return video.exists() and all(video.stat().st_mtime >= checkpoint.stat().st_mtime for checkpoint in newest)
-
-
 def _python() -> str:
     """Returns how the user calls this interpreter: by its path if that is below the working directory (.venv)."""
     path = os.path.relpath(sys.executable)
     return "python" if path.startswith(os.pardir) else shlex.quote(path)
 
 
-def _panel(task: str, progress: RunProgress, page_address: str) -> Panel:
+def _panel(config: Config, progress: RunProgress, page_address: str) -> Panel:
     table = Table.grid(padding=(0, 2))
     table.add_column(style="bold", no_wrap=True)
     table.add_column()
-    for name, text in rows(progress):
+    for name, text in rows(config, progress):
         table.add_row(name, text)
     warnings = [Text(f"warning: {warning}", style="yellow") for warning in progress.warnings]
     return Panel(  # a narrower terminal makes it narrower
         Group(table, *warnings),
-        title=Text(f"{task}: {progress.phase}", style="bold"),
+        title=Text(f"{config.environment.task}: {progress.phase}", style="bold"),
         title_align="left",
         subtitle=Text(page_address) if page_address else None,
         subtitle_align="right",
@@ -201,19 +188,19 @@ def _panel(task: str, progress: RunProgress, page_address: str) -> Panel:
     )
 
 
-def rows(progress: RunProgress) -> list[tuple[str, str]]:
+def rows(config: Config, progress: RunProgress) -> list[tuple[str, str]]:
     """Returns what the view shows of the progress: (name, text) of each row."""
-    total = f" of {progress.total_frames:,}" if progress.total_frames else ""
+    total = f" of {config.total_environment_frames:,}" if config.total_environment_frames else ""
+    target = f"{config.replay.samples_per_insert:g}" if config.replay.samples_per_insert else "none"
     return [
         ("time", _time(progress)),
         ("frames", f"{progress.frames:,}{total}, {progress.frames_per_second:,.0f} per second"),
         ("updates", f"{progress.updates:,}, {progress.updates_per_second:,.1f} per second"),
-        ("replay", _replay(progress)),
-        *([("replay servers", _servers(progress))] if progress.servers else []),
-        ("samples per insert", _samples_per_insert(progress)),
+        ("replay", _replay(config.replay, progress.replay_size)),
+        ("samples per insert", f"{progress.samples_per_insert:.2f} (target: {target})"),
         ("training return", _number(progress.training_return) + " (exploring)"),
         ("evaluation", _evaluations(progress)),
-        ("processes", _roles(progress.roles)),
+        *([("processes", _roles(progress.roles))] if progress.roles else []),
         ("memory", f"{progress.memory_bytes / 2**30:.2f} GiB"),
     ]
 
@@ -238,20 +225,11 @@ def _number(value: float | None) -> str:
     return "none yet" if value is None else return_text(value, ",")
 
 
-def _replay(progress: RunProgress) -> str:
-    if progress.replay_size < progress.min_size_to_sample:
-        share = progress.replay_size / progress.min_size_to_sample
-        return f"{progress.replay_size:,} of the {progress.min_size_to_sample:,} needed to start ({share:.0%})"
-    return f"{progress.replay_size:,} of {progress.replay_capacity:,} transitions"
-
-
-def _servers(progress: RunProgress) -> str:
-    return "; ".join(f"{name} {size:,}, {rate:,.0f} stored/s" for name, (size, rate) in progress.servers.items())
-
-
-def _samples_per_insert(progress: RunProgress) -> str:
-    target = f"{progress.target_samples_per_insert:g}" if progress.target_samples_per_insert else "none"
-    return f"{progress.samples_per_insert:.2f} (target: {target})"
+def _replay(replay: ReplayConfig, size: int) -> str:
+    least = replay.min_size_to_sample
+    if size < least:
+        return f"{size:,} of the {least:,} needed to start ({size / least:.0%})"
+    return f"{size:,} of {replay.capacity_transitions:,} transitions"
 
 
 def _evaluations(progress: RunProgress, with_updates: bool = False) -> str:

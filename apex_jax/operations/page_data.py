@@ -118,7 +118,7 @@ def page_data(
 
     `others`: other runs to compare with, see `OtherRuns`.
     """
-    shown = dict(rows(progress)) if progress is not None else {}
+    shown = dict(rows(config, progress)) if progress is not None else {}
     processes = shown.pop("processes", "")
     starts = read_starts(config.directory)
     facts = {

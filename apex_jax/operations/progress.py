@@ -13,15 +13,7 @@ from apex_jax.operations.diagnosis import Diagnosis
 from apex_jax.run.metric_files import MetricsFollower
 
 SUMS = ("replay/size_transitions", "ledger/stored", "charts/environment_frames_per_second")  # over the replay servers
-SOUND_SECONDS = 5.0  # of learning before rates are used to estimate the time left
-
-
-class _Reading(NamedTuple):
-    """The counts at one moment."""
-
-    seconds: float  # of the reader's clock
-    frames: int
-    updates: int
+SOUND_SECONDS = 5.0  # of learning before its pace is used to estimate the time left
 
 
 class EvaluationSummary(NamedTuple):
@@ -39,27 +31,20 @@ class RunProgress:
     phase: str  # see `ProgressReader._phase`; "finishing" once a limit is reached
     elapsed_seconds: float
     frames: int  # emulator frames of the whole run
-    total_frames: int  # 0 = no limit
     frames_per_second: float
     updates: int
     updates_per_second: float
     replay_size: int  # transitions
-    replay_capacity: int
-    min_size_to_sample: int
     samples_per_insert: float
-    target_samples_per_insert: float  # 0 = none
     training_return: float | None  # mean of the actors' last games
     latest_evaluation: EvaluationSummary | None
     best_evaluation: EvaluationSummary | None
-    seconds_left: float | None  # until the first limit of the run
-    roles: Mapping[str, str]  # name of a process -> short state
+    seconds_left: float | None  # until the nearest limit of the run; None if it is not known
     memory_bytes: int  # of all processes
+    roles: Mapping[str, str] = field(default_factory=dict)  # name of a process -> short state; known to a supervisor
     warnings: tuple[str, ...] = ()  # problems, with the key to change
-    earlier_updates: int = 0  # by earlier starts of the run
-    earlier_learning_rate: float | None = None  # at the end of the previous start
     reached_limits: tuple[str, ...] = ()  # of the run, as KEY=VALUE
     share: float | None = None  # fraction of the run that is done, 0 to 1, by its nearest limit; None without limits
-    servers: Mapping[str, tuple[int, float]] = field(default_factory=dict)  # if several: size, transitions per second
     video_return: float | None = None  # of this start's episode in the task's own simulator, if any
 
 
@@ -71,15 +56,6 @@ class _Role:
     last: dict[str, Any] | None = None
     newest: dict[str, float] = field(default_factory=dict)  # value of each tag
     read_seconds: float = 0.0  # time at which `last` was read
-    memory_bytes: float = 0.0
-    restarts: int = 0
-
-    @property
-    def state(self) -> str:
-        """Short state, derived from the metrics."""
-        if self.last is None:
-            return "starting"
-        return f"restarted {self.restarts}x" if self.restarts else "running"
 
 
 class ProgressReader:
@@ -100,12 +76,11 @@ class ProgressReader:
         self._started = clock()
         self._values: dict[str, float] = {}  # newest value of each tag, of any process
         self._learning = False
-        self._learning_began: _Reading | None = None
+        self._learning_began: tuple[float, float] | None = None  # time and share of the run
         self._evaluations: list[EvaluationSummary] = []
         self._past_frames = 0  # reached by earlier starts of the run
         self._past_updates = 0
         self._past_minutes = 0.0  # of the learner
-        self._past_learning_rate: float | None = None
         self._read_history()
         self._diagnosis = Diagnosis(config)
         self._frames_grew = (self._started, self._past_frames)  # time and number of frames when they last grew
@@ -116,36 +91,27 @@ class ProgressReader:
         for role, line in sorted(lines, key=lambda each: each[1]["time"]):
             self._take(role, line)
         frames, updates = self._frames(), int(self._value("learner/updates", self._past_updates))
-        if self._learning and self._learning_began is None:
-            self._learning_began = _Reading(self._clock(), frames, updates)
-        replay = self._config.replay
         shares = self._shares_of_limits(frames, updates)
+        share = min(1.0, max(shares.values())) if shares else None
         reached = tuple(limit for limit, share in shares.items() if share >= 1)
+        memory = [role.newest.get("system/resident_memory_bytes", 0.0) for role in self._roles.values()]
         return RunProgress(
             phase="finishing" if reached else self._phase(),
             elapsed_seconds=self._clock() - self._started,
             frames=frames,
-            total_frames=self._config.total_environment_frames,
             frames_per_second=self._value("charts/environment_frames_per_second"),
             updates=updates,
             updates_per_second=self._value("charts/updates_per_second"),
             replay_size=int(self._value("replay/size_transitions")),
-            replay_capacity=replay.capacity_transitions,
-            min_size_to_sample=replay.min_size_to_sample,
             samples_per_insert=self._value("replay/samples_per_insert"),
-            target_samples_per_insert=replay.samples_per_insert,
             training_return=self._values.get("charts/episodic_return"),
             latest_evaluation=self._evaluations[-1] if self._evaluations else None,
             best_evaluation=max(self._evaluations, default=None, key=lambda evaluation: evaluation.episode_return),
-            seconds_left=self._seconds_left(frames, updates),
-            roles={name: role.state for name, role in self._roles.items()},
-            memory_bytes=int(sum(role.memory_bytes for role in self._roles.values())),
+            seconds_left=self._seconds_left(share) if share is not None and self._learning else None,
+            memory_bytes=int(max(memory) if self._config.processes == "one" else sum(memory)),
             warnings=self._warnings(frames, ends=bool(reached)),
-            earlier_updates=self._past_updates,
-            earlier_learning_rate=self._past_learning_rate,
             reached_limits=reached,
-            share=min(1.0, max(shares.values())) if shares else None,
-            servers=self._of_servers() if len(self._servers) > 1 else {},
+            share=share,
             video_return=self._values.get("eval/film_return"),
         )
 
@@ -157,13 +123,9 @@ class ProgressReader:
                     self._past_frames = line["step"]
                     self._past_updates = int(line.get("learner/updates") or self._past_updates)
                     self._past_minutes = line.get("charts/elapsed_minutes") or self._past_minutes
-                    self._past_learning_rate = line.get("charts/learning_rate") or self._past_learning_rate
 
     def _take(self, role: _Role, line: dict[str, Any]) -> None:
-        if role.last is not None and line["seconds"] < role.last["seconds"]:
-            role.restarts += 1
         role.last, role.read_seconds = line, self._clock()
-        role.memory_bytes = line.get("system/resident_memory_bytes") or role.memory_bytes
         self._evaluations += _evaluation_of(line)
         self._learning |= bool(line.get("charts/updates_per_second"))
         for tag, value in line.items():
@@ -196,13 +158,6 @@ class ProgressReader:
         lines = (self._roles[name].last for name in ("learner", *self._servers))
         return max((line["step"] for line in lines if line), default=0) or self._past_frames
 
-    def _of_servers(self) -> dict[str, tuple[int, float]]:
-        newest = {name: self._roles[name].newest for name in self._servers}
-        return {
-            name: (int(of.get("replay/size_transitions", 0)), of.get("replay/inserts_per_second", 0.0))
-            for name, of in newest.items()
-        }
-
     def _learner_seconds(self) -> float:
         """Returns the time that counts towards `total_minutes`: the learner's count plus the time since it was read."""
         learner = self._roles["learner"]
@@ -233,22 +188,11 @@ class ProgressReader:
             return "compiling the learner"
         return "filling the replay" if self._value("replay/size_transitions") else "starting the actors"
 
-    def _seconds_left(self, frames: int, updates: int) -> float | None:
-        """Returns the time until the first limit; limits with an unknown rate are ignored.
-
-        Rates are those since this start began to learn, because the learner's own first rate includes its compilation.
-        """
-        config, left = self._config, []
-        if config.total_minutes:
-            left.append(config.total_minutes * 60 - self._learner_seconds())
-        first = self._learning_began or _Reading(self._clock(), frames, updates)
-        seconds = self._clock() - first.seconds
-        if seconds >= SOUND_SECONDS:
-            if config.total_environment_frames and frames > first.frames:
-                left.append((config.total_environment_frames - frames) * seconds / (frames - first.frames))
-            if config.total_updates and updates > first.updates:
-                left.append((config.total_updates - updates) * seconds / (updates - first.updates))
-        return max(0.0, min(left)) if left else None
+    def _seconds_left(self, share: float) -> float | None:
+        """Returns the time until the nearest limit, at the pace since this start began to learn."""
+        self._learning_began = self._learning_began or (self._clock(), share)
+        seconds, done = self._clock() - self._learning_began[0], share - self._learning_began[1]
+        return seconds * (1 - share) / done if seconds >= SOUND_SECONDS and done > 0 else None
 
 
 def _evaluation_of(line: dict[str, Any]) -> list[EvaluationSummary]:

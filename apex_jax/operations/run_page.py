@@ -85,12 +85,18 @@ class RunPage:
             return page_data(self._config, self._lines.read(), self._progress, self._others.read())
 
     def _answer(self, path: str) -> Answer | None:
-        if path == "/":
-            return Answer(200, "text/html; charset=utf-8", document(self._data()).encode())
-        if path == "/data.json":
-            return Answer(200, "application/json", json.dumps(self._data(), allow_nan=False).encode())
         video = video_of(self._config) if path == "/video" else None
-        return None if video is None else Answer(200, MEDIA[video.suffix], open(open_regular(video, os.O_RDONLY), "rb"))
+        if video is not None:
+            return Answer(200, MEDIA[video.suffix], open(open_regular(video, os.O_RDONLY), "rb"))
+        return answer_of_page(path, self._data)
+
+
+def answer_of_page(path: str, data: Callable[[], Mapping[str, Any]]) -> Answer | None:
+    """Answers a request for a page, or for its data."""
+    if path == "/":
+        return Answer(200, "text/html; charset=utf-8", document(data()).encode())
+    is_data = path == "/data.json"
+    return Answer(200, "application/json", json.dumps(data(), allow_nan=False).encode()) if is_data else None
 
 
 def serve_page(port: int, key: str, fix: str, answer: Callable[[str], Answer | None]) -> tuple[HttpServer, str]:

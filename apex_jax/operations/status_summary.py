@@ -1,29 +1,19 @@
-"""The summary of a status report: what the process does, how fast, with which peers, and what is wrong."""
+"""What a status report says: what the process does, how fast, how far it is, and what is wrong."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterator
-from datetime import timedelta
-from functools import partial
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from apex_jax.host.errors import printable, short_repr
 from apex_jax.operations.status_page import STARTING_SECONDS, STUCK_SECONDS
 from apex_jax.run.metric_files import is_number
 
-MAX_LINES = 6  # of problems, and of the roles of a supervisor
-ACTIVITIES = {  # by role: a metric, what the role does while it is positive, and what the role may do while it is 0
-    "learner": ("charts/updates_per_second", "learns", "waits for batches, or compiles"),
-    "actor": ("actor/steps_per_second", "acts", "waits for the replay server, or compiles"),
-    "replay": ("replay/inserts_per_second", "stores segments", "waits for segments"),
-}
-SPEEDS = {
-    "charts/updates_per_second": "updates/s",
-    "charts/environment_frames_per_second": "frames/s",
-    "replay/inserts_per_second": "transitions/s stored",
-    "replay/samples_per_second": "transitions/s drawn",
-    "actor/steps_per_second": "steps/s",
+MAX_LINES = 6  # of the problems and of the warnings of a process
+ACTIVITIES = {  # by role: a metric and its unit, what the role does while it is positive, and what it may do else
+    "learner": ("charts/updates_per_second", "updates/s", "learns", "waits for batches, or compiles"),
+    "actor": ("actor/steps_per_second", "steps/s", "acts", "waits for the replay server, or compiles"),
+    "replay": ("replay/inserts_per_second", "transitions/s stored", "stores segments", "waits for segments"),
 }
 STEADY = ("updates", "frames", "segments", "batches")  # counts of a report that grow all the time; evaluations do not
 LINE_CHARACTERS = 400  # of an error or a warning
@@ -42,57 +32,37 @@ class ProcessStatus(NamedTuple):
         """What keeps the process from its work, at most MAX_LINES lines."""
         return [self.error] if self.content is None else problems(self.content)[:MAX_LINES]
 
+    @property
+    def warnings(self) -> list[str]:
+        """What the process advises to change, at most MAX_LINES lines."""
+        return list(_lines(self.content or {}, "warnings"))[:MAX_LINES]
 
-def summary(content: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yields (label, text) pairs; the peer may have put anything into its report."""
-    states, reports = _dict(content, "roles"), _dict(content, "reports")
-    for name, state in list(states.items())[:MAX_LINES]:  # of a supervisor
-        found = dict(_rows(_dict(reports, name)))
-        yield short_repr(name), ", ".join(filter(None, (short_repr(state), found.get("now"), found.get("speed"))))
-    yield from _rows(content)
-    for label, lines in (("problems", problems(content)), ("warnings", warnings(content))):
-        if lines or label == "problems":
-            yield label, lines[0] if lines else "none"
-        yield from (("", line) for line in lines[1:MAX_LINES])
-        if len(lines) > MAX_LINES:
-            yield "", f"and {len(lines) - MAX_LINES} more, see below"
+    @property
+    def cells(self) -> tuple[str, str, str]:
+        """What the process does now, how fast, and how much it has done and saved, each with its age."""
+        if self.content is None:
+            return "unreachable", "", ""
+        return _activity(self.content), _speed(self.content), ", ".join(_progress(self.content))
+
+
+def with_roles(status: ProcessStatus) -> list[ProcessStatus]:
+    """Returns a status, then those that a supervisor has of its processes."""
+    reports = _dict(status.content or {}, "reports")
+    return [status, *(ProcessStatus(short_repr(name), status.address, _dict(reports, name), "") for name in reports)]
 
 
 def problems(content: dict[str, Any]) -> list[str]:
-    """Returns what keeps a process, or the processes of a supervisor, from its work or from saving it."""
-    return _of_all(content, _problems)
-
-
-def warnings(content: dict[str, Any]) -> list[str]:
-    """Returns what a process, or the processes of a supervisor, advise to change."""
-    return _of_all(content, partial(_lines, name="warnings"))
-
-
-def _of_all(content: dict[str, Any], find: Callable[[dict[str, Any]], Iterator[str]]) -> list[str]:
-    reports = _dict(content, "reports")
-    of_roles = (f"{short_repr(name)}: {found}" for name in reports for found in find(_dict(reports, name)))
-    return [*find(content), *of_roles]
-
-
-def as_text(name: str, value: Any) -> str:
-    """Returns the value of a report's field of this name, with unit and separators if it is a number."""
-    if value is None:
-        return "none"
-    if isinstance(value, bool) or not isinstance(value, int | float) or not -1e18 < value < 1e18:
-        return short_repr(value)
-    if re.search(r"(^|[./])(pid|versions[./].*|\w*version)$", name):  # an identifier, not a quantity
-        return short_repr(value)
-    if name.endswith("_bytes"):
-        return f"{value / 2**20:,.1f} MiB"
-    if isinstance(value, int):
-        return f"{value:,}"
-    return f"{value:,.2f}" if abs(value) >= 1 or value == 0 else f"{value:.3g}"
-
-
-def duration(seconds: Any) -> str:
-    """Returns a number of seconds as hours, minutes and seconds; another value as it is."""
-    is_sane = isinstance(seconds, int | float) and 0 <= seconds < 1e10
-    return str(timedelta(seconds=int(seconds))) if is_sane else short_repr(seconds)
+    """Returns what keeps a process from its work, or from saving it; the peer may have put anything into its report."""
+    found = []
+    if content.get("healthy") is False:
+        age = content.get("progress_age_seconds")
+        found.append(f"no progress for {_seconds(age) if is_number(age) else short_repr(age)}")
+    found += [f"is not connected to {name}" for name in _missing(content)]
+    peers = _dict(content, "peers")
+    found += [f"has no {name}" for name in ("learner", "actors") if name in peers and not peers[name]]
+    for name, reason in _dict(content, "unreadable_keys").items():
+        found.append(f"keys of {short_repr(name)} cannot be read: {short_repr(reason)}")
+    return [*found, *_stalls(content), *_lines(content, "errors")]
 
 
 def metrics(content: dict[str, Any]) -> dict[str, float]:
@@ -106,81 +76,39 @@ def frames(content: dict[str, Any]) -> float:
     return number if is_number(number) else 0
 
 
-def line(content: dict[str, Any]) -> tuple[str, str, str]:
-    """Returns what a process does now, how fast, and how much it has done and saved, each with its age."""
-    checkpoint = {"checkpoint": _dict(content, "checkpoint").get("age_seconds")}
-    ages = [f"{name} {_seconds(age)} old" for name, age in (_ages(content) | checkpoint).items() if is_number(age)]
-    return _activity(content), "".join(_speeds(content)[:1]), ", ".join([*_progress(content), *ages])
-
-
-def _speeds(content: dict[str, Any]) -> list[str]:
-    values = metrics(content)
-    speeds = [f"{as_text(tag, float(values[tag]))} {unit}" for tag, unit in SPEEDS.items() if tag in values]
-    if is_number(steps := content.get("steps_per_second")):  # of the evaluator
-        speeds.append(f"{as_text('', steps)} steps/s")
-    return speeds
-
-
-def _progress(content: dict[str, Any]) -> list[str]:
-    return [f"{as_text('', n)} {name} ({_seconds(age)} ago)" for name, n, age, _ in _counts(content)]
-
-
-def _ages(content: dict[str, Any]) -> dict[str, Any]:
-    copy = metrics(content).get("storage/copy_age_seconds")  # on object storage
-    return {"weights": content.get("weights_age_seconds"), "copy": copy}
-
-
-def _rows(content: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    values = metrics(content)
-    if activity := _activity(content):
-        yield "now", activity
-    waits = [values[tag] for tag in ("learner/wait_seconds_share", "actor/wait_seconds_share") if tag in values]
-    if speeds := [*_speeds(content), *(f"waits {share:.0%} of the time" for share in waits)]:
-        yield "speed", ", ".join(speeds)
-    progress = _progress(content)
-    names = ("environment_frames",) if progress else ("updates", "environment_frames")
-    counts = {name: content.get(name) for name in names}
-    counts["transitions in the replay"] = values.get("replay/size_transitions")
-    progress += [f"{as_text('', n)} {name.replace('_', ' ')}" for name, n in counts.items() if is_number(n)]
-    if (version := content.get("weights_version")) is not None:
-        progress.append(f"weights version {short_repr(version)}")
-    if progress:
-        yield "progress", ", ".join(progress)
-    for name, age in _ages(content).items():
-        if is_number(age):
-            yield name, f"{duration(age)} old"
-    if "checkpoint" in content:
-        saved = _dict(content, "checkpoint")
-        at = f"at {as_text('', saved.get('updates'))} updates, {duration(saved.get('age_seconds'))} old"
-        yield "checkpoint", at if saved else "none yet"
-    if peers := [_peer(short_repr(name), value) for name, value in _dict(content, "peers").items()]:
-        yield "peers", ", ".join(peers[:MAX_LINES])
-
-
 def _activity(content: dict[str, Any]) -> str:
     role, phase = content.get("role"), content.get("phase")
+    if states := _dict(content, "roles"):  # of a supervisor
+        others = [f"{short_repr(name)} {short_repr(state)}" for name, state in states.items() if state != "running"]
+        return ", ".join(others[:MAX_LINES]) or "all roles run"
     if role == "evaluator" and phase is not None:
         return short_repr(phase) if content.get("weights_version") is not None else "waits for weights"
     if not isinstance(role, str) or role not in ACTIVITIES:
         return ""
-    tag, works, waits = ACTIVITIES[role]
+    tag, _, works, waits = ACTIVITIES[role]
     if metrics(content).get(tag, 0.0) > 0:
         return works
     missing = _missing(content)
     return f"waits for {', '.join(missing)}" if missing else waits
 
 
-def _problems(content: dict[str, Any]) -> Iterator[str]:
-    if content.get("healthy") is False:
-        yield f"no progress for {as_text('', content.get('progress_age_seconds'))} s"
-    for name in _missing(content):
-        yield f"is not connected to {name}"
-    peers = _dict(content, "peers")
-    yield from (f"has no {name}" for name in ("learner", "actors") if name in peers and not peers[name])
-    for name, reason in _dict(content, "unreadable_keys").items():
-        yield f"keys of {short_repr(name)} cannot be read: {short_repr(reason)}"
-    yield from _stalls(content)
-    yield from _lines(content, "errors")
+def _speed(content: dict[str, Any]) -> str:
+    values = metrics(content)
+    speeds = [f"{values[tag]:,.1f} {unit}" for tag, unit, *_ in ACTIVITIES.values() if tag in values]
+    if is_number(steps := content.get("steps_per_second")):  # of the evaluator
+        speeds.append(f"{steps:,.1f} steps/s")
+    return "".join(speeds[:1])
+
+
+def _progress(content: dict[str, Any]) -> Iterator[str]:
+    for name, number, age, _ in _counts(content):
+        yield f"{number:,.0f} {name} ({_seconds(age)} ago)"
+    ages = {
+        "weights": content.get("weights_age_seconds"),
+        "copy": metrics(content).get("storage/copy_age_seconds"),  # on object storage
+        "checkpoint": _dict(content, "checkpoint").get("age_seconds"),
+    }
+    yield from (f"{name} {_seconds(age)} old" for name, age in ages.items() if is_number(age))
 
 
 def _stalls(content: dict[str, Any]) -> Iterator[str]:
@@ -231,14 +159,6 @@ def _missing(content: dict[str, Any]) -> list[str]:
         if isinstance(state, str) and state != "joined"
     ]
     return missing[:MAX_LINES]
-
-
-def _peer(name: str, value: Any) -> str:
-    if isinstance(value, list):
-        return f"{len(value):,} {name}"
-    if isinstance(value, dict) or value is None:
-        return f"{name} joined" if value else f"no {name}"
-    return f"{name.replace('_', ' ')} {as_text('', value)}"
 
 
 def _dict(content: dict[str, Any], name: str) -> dict[str, Any]:

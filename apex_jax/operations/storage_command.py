@@ -42,11 +42,10 @@ def _parser() -> Parser:
         description="Copies a run to object storage, or back. Only what is new is transferred. Credentials and"
         " endpoint come from boto's usual places (AWS_PROFILE, AWS_ENDPOINT_URL, the machine's role).",
         epilog=f"example: {NAME} storage push runs/Pong-v5-1 s3://bucket/pong",
-        allow_abbrev=False,
     )
     actions = parser.add_subparsers(dest="action", required=True, parser_class=Parser, metavar="push | pull")
     for action, order in (("push", ("run", "url")), ("pull", ("url", "run"))):
-        sub = actions.add_parser(action, allow_abbrev=False, help=f"{action} {' '.join(order).upper()}")
+        sub = actions.add_parser(action, help=f"{action} {' '.join(order).upper()}")
         for name in order:
             sub.add_argument(name, metavar=name.upper(), help=MEANINGS[name])
     return parser

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from apex_jax.environments.tasks import Task, families, names, trainable
 from apex_jax.host.argument_parser import Parser
 from apex_jax.host.errors import UsageError, short_repr
+from apex_jax.host.output import columns
 from apex_jax.host.program import NAME
 
 
@@ -24,7 +25,7 @@ def run(arguments: Sequence[str]) -> int:
     if not tasks:
         why = "EnvPool has such tasks, but this agent can train none" if candidates else "EnvPool has none of it"
         raise UsageError(f"tasks {short_repr(word)}: {why}; `{NAME} tasks` lists the families")
-    print("\n".join(_columns([("task", "observation", "actions", "agent", "train it by"), *map(_row, tasks)])))
+    print("\n".join(columns([("task", "observation", "actions", "agent", "train it by"), *map(_row, tasks)])))
     if missing := len(candidates) - len(tasks):
         why = "pixels that are not Atari's, other kinds of actions or observations, or several players"
         print(f"\n{missing} more cannot be trained here: {why}.")
@@ -34,7 +35,7 @@ def run(arguments: Sequence[str]) -> int:
 def _families() -> list[str]:
     rows = [("family", "tasks"), *((name, str(count)) for name, count in families().most_common())]
     advice = f"{NAME} tasks WORD lists the tasks with this word in their name or family, and how to train each."
-    return [*_columns(rows), "", advice, "Scores of those that were trained here: results/README.md."]
+    return [*columns(rows), "", advice, "Scores of those that were trained here: results/README.md."]
 
 
 def _row(task: Task) -> tuple[str, ...]:
@@ -45,17 +46,11 @@ def _row(task: Task) -> tuple[str, ...]:
     return task.name, f"{spec.frame_dtype} {'x'.join(map(str, shape))}", actions, agent, f"{NAME} {task.arguments}"
 
 
-def _columns(rows: Sequence[Sequence[str]]) -> list[str]:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return ["  ".join(text.ljust(w) for text, w in zip(row, widths, strict=True)).rstrip() for row in rows]
-
-
 def _parser() -> Parser:
     parser = Parser(
         "tasks",
         description="Lists the tasks that can be trained, with their agent and arguments.",
         epilog=f"examples: {NAME} tasks walker; {NAME} tasks atari",
-        allow_abbrev=False,
     )
     parser.add_argument("word", nargs="?", default="", metavar="WORD", help="in the name or family of the tasks")
     return parser

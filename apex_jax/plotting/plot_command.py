@@ -95,7 +95,6 @@ def _parser() -> Parser:
         description="Overlays the evaluation curves of runs, against frames and minutes. Runs that differ in"
         " nothing but the seed are one group: interquartile mean, median and, from three runs, bootstrap interval.",
         epilog=f"example: {NAME} plot runs/Pong-v5-* SB3=runs/sb3-1 SB3=runs/sb3-2 --output pong.png",
-        allow_abbrev=False,
     )
     what = "run directories, and files of packed runs; LABEL names their group"
     parser.add_argument("runs", nargs="+", metavar="[LABEL=]RUN", help=what)

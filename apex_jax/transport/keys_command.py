@@ -29,7 +29,6 @@ def _parser() -> Parser:
         "keys",
         description="Makes the CURVE keys with which a fleet's roles encrypt their links and authenticate each other.",
         epilog=f"example: {NAME} keys create keys",
-        allow_abbrev=False,
     )
     parser.add_argument("action", choices=("create",), help="makes a key pair for each role; overwrites nothing")
     parser.add_argument("directory", metavar="DIR", help="new folder for <role>.secret (0600) and <role>.public")

@@ -27,7 +27,7 @@ from apex_jax.host.errors import DivergenceError, FatalError, RunError
 from apex_jax.links.replay_servers import Batches, Merged, ReplayServers
 from apex_jax.links.sampling_client import Segments
 from apex_jax.links.weights_server import WeightsServer
-from apex_jax.operations.stopping import STOPPING, acknowledge, lost_updates
+from apex_jax.operations.stopping import STOPPING, acknowledge
 from apex_jax.process import ROLE_NUMBERS, SUPERVISED, StopSignal, digest_of_peer_id, new_peer_id, process_rng
 from apex_jax.run.checkpoint import Checkpointer, Progress
 from apex_jax.run.environment_spec import record_environment_spec
@@ -381,10 +381,6 @@ def run(config: Config, name: str, stop: StopSignal) -> int:
         try:
             with open_learner(role, spec) as learner:
                 role.describe, role.counts = learner.describe, learner.counts
-                counters, checkpointer = learner.counters, learner.saver.checkpointer
-                stop.on_second_signal = lambda: lost_updates(
-                    config.directory, counters.updates, checkpointer.saved_updates == counters.updates
-                )
                 learn_and_end(learner, learner.learn)
         except jax.errors.JaxRuntimeError as error:
             # The state cannot be saved: the failed update has donated its buffers.

@@ -22,14 +22,13 @@ from apex_jax.host.disk import lock_file, write_durably
 from apex_jax.host.errors import FatalError, RunError, UsageError
 from apex_jax.host.machine import usable_cores
 from apex_jax.host.program import NAME
-from apex_jax.operations.live_view import LiveView, final_summary, finished_summary, is_video_of_newest
+from apex_jax.operations.live_view import LiveView, final_summary, finished_summary
 from apex_jax.operations.progress import ProgressReader, RunProgress
 from apex_jax.operations.role_watch import RoleWatch
 from apex_jax.operations.run_page import RunPage
 from apex_jax.operations.status_page import StatusPage
-from apex_jax.operations.stopping import STOPPING, STOPPING_AFTER_THE_END, acknowledge, lost_transitions, lost_updates
+from apex_jax.operations.stopping import STOPPING, STOPPING_AFTER_THE_END, acknowledge
 from apex_jax.operations.storage_copy import LAST_COPY_SECONDS, fetch_missing
-from apex_jax.plotting.video import video_of_run, video_paths
 from apex_jax.process import StopSignal
 from apex_jax.replay.replay import make_limiter
 from apex_jax.run.checkpoint_files import checkpoint_steps
@@ -76,7 +75,6 @@ class LocalRun:
         status = addresses.status
         self._watch = RoleWatch({role.name: f"{status}-{role.name}" if status else "" for role in self._roles})
         self._over_seconds: float | None = None  # when the learner ended the run
-        self._updates = 0  # of the learner, as last read
         self._view: LiveView | None = None
 
     def run(self) -> None:
@@ -92,7 +90,6 @@ class LocalRun:
                     self._stop.beat()
                     self._keep_alive()
                     progress = self._with_roles(reader.read())
-                    self._updates = progress.updates
                     view.update(progress)
                     self._page.update(progress)
         finally:
@@ -112,20 +109,14 @@ class LocalRun:
                 what = f"{role.name} ended with exit code {role.exit_code()}, see {role.log_path}"
                 raise RunError(f"{what}: {error.partition(': ')[2]}")
 
-    def end_at_once(self) -> str:
-        """Kills all processes, after a second signal; returns a description of the lost data.
-
-        Runs in a signal handler that may interrupt `run` anywhere.
-        """
-        is_saved = self._role("learner").exit_code() in (0, 128 + signal.SIGTERM)
+    def end_at_once(self) -> None:
+        """Kills all processes, after a second signal, in a handler that may interrupt `run` anywhere."""
         for process in [role.process for role in self._roles if role.process is not None]:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(process.pid, signal.SIGKILL)  # with the processes that its environments have started
         with contextlib.suppress(Exception):  # the terminal does not respond, or a write was interrupted
             if self._view is not None:
                 self._view.close()
-        learned = lost_updates(str(self._directory), self._updates, is_saved)
-        return f"{learned}; {lost_transitions(self._config.replay.journal)}"
 
     def report(self) -> dict[str, Any]:
         """Returns the state and the last status report of each role. Callable from any thread."""
@@ -263,22 +254,20 @@ def run_lock(directory: Path) -> Iterator[None]:
         yield
 
 
-def _end_at_once(local: LocalRun, links: LocalLinks) -> str:
-    """Kills all processes and removes their sockets; returns a description of the lost data."""
+def _end_at_once(local: LocalRun, links: LocalLinks) -> None:
+    """Kills all processes and removes their sockets."""
     try:
-        return local.end_at_once()
+        local.end_at_once()
     finally:
         links.close()
 
 
 def _is_finished(config: Config, progress: RunProgress) -> bool:
-    """Returns whether the run's newest checkpoint reaches a limit, and has been evaluated and filmed."""
+    """Returns whether the run's newest checkpoint reaches a limit, and has been evaluated."""
     newest = checkpoint_steps(Path(config.directory, "checkpoints"))[-1:]
     evaluation = progress.latest_evaluation
-    if not progress.reached_limits or evaluation is None or not newest == [progress.updates] == [evaluation.updates]:
-        return False
-    films = video_paths(video_of_run(config.evaluator.video or "video", config.directory)) if can_render(config) else []
-    return all(is_video_of_newest(film, config.directory) for film in films)
+    is_evaluated = evaluation is not None and newest == [progress.updates] == [evaluation.updates]
+    return bool(progress.reached_limits) and is_evaluated
 
 
 @contextlib.contextmanager
@@ -296,11 +285,6 @@ def open_run(config: Config, stop: StopSignal) -> Iterator[RunPage | None]:
             print(finished_summary(progress, config.directory, changed_settings(config)), flush=True)
             yield None
             return
-        if progress.earlier_learning_rate is not None:
-            from apex_jax.workers.run_counters import describe_learning_rate  # not at the top: it imports orbax
-
-            if how := describe_learning_rate(config, progress):
-                print(how, flush=True)
         with RunPage(config) as page:
             record_start(config)
             yield page

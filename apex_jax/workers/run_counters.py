@@ -6,8 +6,7 @@ import math
 import time
 from typing import NamedTuple
 
-from apex_jax.config import Config, LearnerConfig
-from apex_jax.operations.progress import RunProgress
+from apex_jax.config import Config
 from apex_jax.run.checkpoint import Progress
 from apex_jax.run.evaluations import return_text
 from apex_jax.types import MAX_ENVIRONMENT_STEPS
@@ -19,22 +18,6 @@ class Limit(NamedTuple):
     at: float
     end: float
     text: str
-
-
-def describe_learning_rate(config: Config, progress: RunProgress) -> str:
-    """Returns a line about the learning rate of a resumed run; empty if it continues from where it was."""
-    before, learner = progress.earlier_learning_rate, config.learner
-    now = learner.learning_rate * _learning_rate_share(learner, progress.share or 0.0)
-    if before is None or math.isclose(before, now, rel_tol=0.05):
-        return ""
-    end = learner.learning_rate * (learner.final_learning_rate_share if progress.share is not None else 1.0)
-    falls = f", and falls to {end:.2g} at the end of the run" if end < now else ""
-    return f"The learning rate was {before:.2g}: with these limits it goes on at {now:.2g}{falls}"
-
-
-def _learning_rate_share(learner: LearnerConfig, done: float) -> float:
-    fallen = (done - learner.learning_rate_decay_start) / (1 - learner.learning_rate_decay_start)
-    return 1 - (1 - learner.final_learning_rate_share) * min(1.0, max(0.0, fallen))
 
 
 class RunCounters:
@@ -93,9 +76,9 @@ class RunCounters:
 
     def learning_rate_share(self) -> float:
         """Returns 1 up to `learning_rate_decay_start`, then falls to `final_learning_rate_share` at the next limit."""
-        return _learning_rate_share(
-            self._config.learner, max((each.at / each.end for each in self.limits()), default=0.0)
-        )
+        learner, done = self._config.learner, max((each.at / each.end for each in self.limits()), default=0.0)
+        fallen = (done - learner.learning_rate_decay_start) / (1 - learner.learning_rate_decay_start)
+        return 1 - (1 - learner.final_learning_rate_share) * min(1.0, max(0.0, fallen))
 
     def progress(self, weights_version: int, run_identity: str) -> Progress:
         """Returns the counters for a checkpoint."""

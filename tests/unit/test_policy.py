@@ -19,7 +19,7 @@ from apex_jax.agent.algorithm import Action
 from apex_jax.agent.registry import make_algorithm
 from apex_jax.config import Config
 from apex_jax.environments.environment import VectorEnvironment
-from apex_jax.host.errors import RunError
+from apex_jax.host.errors import RunError, UsageError
 from apex_jax.policy import Policy
 from apex_jax.run.environment_spec import as_record
 from apex_jax.run.params_file import save_params
@@ -180,23 +180,25 @@ def test_a_folder_that_is_no_run_is_one_clear_error(tmp_path: Path) -> None:
         load_policy(tmp_path / "empty")
 
 
-@pytest.mark.parametrize(("metadata", "message"), [
-    ({}, "'config'"),
-    ({"config": '"/secret/of/the/user"'}, "/secret/of/the/user"),
-    ({"config": '{"lerner": {}}'}, "unknown key lerner"),
-    ({"config": '{"algorithm": {"name": "mine"}}'}, "algorithm.name=mine"),
-    ({"config": "{}", "updates": "many"}, "many"),
-    ({"config": "{}"}, "where this network has float32"),
+@pytest.mark.parametrize(("settings", "metadata", "message"), [
+    ("{}", {"interface": "[]"}, "is no run or exported policy"),
+    ('"/secret/of/the/user"', {}, "/config.json: unknown key /secret"),
+    ('{"lerner": {}}', {}, "/config.json: unknown key lerner"),
+    ('{"algorithm": {"name": "mine"}}', {}, "algorithm.name=mine"),
+    ('{"seed": 1}', {"updates": "many"}, "many"),
+    ('{"seed": 1}', {}, "model.safetensors: .* where this network has float32"),
 ])  # fmt: skip
-def test_a_file_of_another_program_is_one_clear_error(metadata: dict[str, str], message: str, tmp_path: Path) -> None:
+def test_files_of_another_program_are_one_clear_error(
+    settings: str, metadata: dict[str, str], message: str, tmp_path: Path
+) -> None:
     environment_spec = EnvironmentSpec(
         SegmentSpec((44, 44), "uint8", 4, 40, 3, ActionSpec.discrete(6)), None, None, None
     )
-    others = {"interface": json.dumps(as_record(environment_spec)), "updates": "1"} if metadata else {}
-    save_params(tmp_path / "model.safetensors", {"weight": np.zeros(3, np.float32)}, others | metadata)
-    with pytest.raises(RunError, match=message) as error:
+    written = {"interface": json.dumps(as_record(environment_spec)), "updates": "1"} | metadata
+    save_params(tmp_path / "model.safetensors", {"weight": np.zeros(3, np.float32)}, written)
+    (tmp_path / "config.json").write_text(settings)
+    with pytest.raises((RunError, UsageError), match=message) as error:
         load_policy(tmp_path)
-    assert "model.safetensors" in str(error.value)
     assert "\n" not in str(error.value)
 
 

@@ -43,14 +43,6 @@ def test_fast_tasks_are_drawn_at_up_to_30_frames_a_second_and_at_their_end(monke
     assert drawn == [True, False, False, False, True, False, True]
 
 
-def test_action_of_another_size_is_an_error_of_the_caller(monkeypatch: pytest.MonkeyPatch) -> None:
-    with (
-        start(monkeypatch, simulators.slow) as simulator,
-        pytest.raises(ValueError, match=r"takes 2 numbers .* not \(3,\)"),
-    ):
-        simulator.step(np.zeros(3))
-
-
 @pytest.mark.parametrize(("play", "reason"), [
     (simulators.dies_at_the_start, f"ended with exit code {-signal.SIGKILL}"),
     (simulators.hangs_at_the_start, "has not answered within 1 s"),

@@ -77,7 +77,7 @@ def test_load_policy_acts_with_the_folder_bit_for_bit_as_with_the_run(run: Path,
     for found, kept in zip(load_policy(folder).act(observations), load_policy(run).act(observations), strict=True):
         np.testing.assert_array_equal(found, kept)
     assert load_policy(folder, updates=2).updates == 2
-    with pytest.raises(RunError, match="has the parameters of 2 updates, not of 1"):
+    with pytest.raises(RunError, match="holds the params after 2 updates, not 1"):
         load_policy(folder, updates=1)
 
 

@@ -51,7 +51,7 @@ def test_text_of_a_file_reaches_no_terminal_with_its_escape_sequences(kind: type
 
 
 def parser() -> Parser:
-    parser = Parser("plot", allow_abbrev=False)
+    parser = Parser("plot")
     parser.add_argument("--output")
     return parser
 

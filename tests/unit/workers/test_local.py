@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import re
 import sys
 import threading
@@ -23,7 +22,7 @@ from apex_jax.process import StopSignal
 from apex_jax.run.provenance import check_resumable, read_starts, write_config
 from apex_jax.workers import local, role_process
 from apex_jax.workers.local import LocalRun, run_lock
-from tests.rigs.live_views import START, write
+from tests.rigs.live_views import write
 from tests.rigs.processes import wait_for_the_end_of, wait_until
 
 WAIT = "sys.stdin.buffer.read()"  # until the supervisor is gone
@@ -175,13 +174,10 @@ def finished_run(folder: Path, lacks: str = "") -> Config:
     evaluated = 90.0 if lacks == "last evaluation" else 100.0
     write(folder, "evaluator", 9, 4000, eval__episodic_return=14.6, eval__updates=evaluated)
     (folder / "checkpoints" / ("90" if lacks == "checkpoint" else "100")).mkdir(parents=True)
-    for name in ("video.mp4", "video.gif")[lacks == "film" :]:
-        (folder / name).touch()
-        os.utime(folder / name, (START, START) if lacks == "film of these weights" else None)
     return config
 
 
-@pytest.mark.parametrize("lacks", ["", "updates", "checkpoint", "last evaluation", "film", "film of these weights"])
+@pytest.mark.parametrize("lacks", ["", "updates", "checkpoint", "last evaluation"])
 def test_finished_run_is_not_started_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], lacks: str
 ) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,12 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from apex_jax.config import Config, EnvironmentConfig, EvaluatorConfig, LearnerConfig
-from apex_jax.operations.progress import ProgressReader
 from apex_jax.run.checkpoint import Progress
-from apex_jax.run.metrics import MetricsWriter
 from apex_jax.transport.messages import NO_RETURN
 from apex_jax.types import MAX_ENVIRONMENT_STEPS
-from apex_jax.workers.run_counters import RunCounters, describe_learning_rate
+from apex_jax.workers.run_counters import RunCounters
 
 
 def test_the_step_size_falls_with_the_limit_that_is_nearest() -> None:
@@ -27,25 +24,6 @@ def test_the_step_size_falls_with_the_limit_that_is_nearest() -> None:
         counters.environment_steps = frames // 4
         shares.append(counters.learning_rate_share())
     assert shares == pytest.approx([1.0, 0.6, 0.4, 0.2, 0.2])
-
-
-@pytest.mark.parametrize(("settings", "said"), [
-    ({"total_updates": 1_000}, ""),  # resumed
-    ({"total_updates": 4_000}, "was 0.00028: with these limits it goes on at 0.001, and falls to 0.0001 at"),
-    ({"total_updates": 1_700}, "was 0.00028: with these limits it goes on at 0.00095, and falls to 0.0001 at"),
-    ({"total_updates": 0}, "was 0.00028: with these limits it goes on at 0.001"),
-])  # fmt: skip
-def test_a_run_that_is_extended_prints_what_happens_to_its_learning_rate(
-    tmp_path: Path, settings: dict[str, Any], said: str
-) -> None:
-    falling = LearnerConfig(learning_rate=0.001, final_learning_rate_share=0.1, learning_rate_decay_start=0.5)
-    values = {"learner/updates": 900, "charts/learning_rate": 0.00028}
-    MetricsWriter(str(tmp_path), "learner").write(0, values)
-    config = Config(run_directory=str(tmp_path), learner=falling).replace(**settings)
-    text = describe_learning_rate(config, ProgressReader(str(tmp_path), config).read())
-    assert said in text if said else text == ""
-    config = config.replace(learner=LearnerConfig(learning_rate=0.00028))
-    assert describe_learning_rate(config, ProgressReader(str(tmp_path), config).read()) == "", "constant"
 
 
 NOTHING = Progress(0, 0, 0.0, 0, "key", "architecture")
