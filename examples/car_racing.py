@@ -33,6 +33,7 @@ class FastCarRacing(car_racing.CarRacing):
 
     def small_image(self) -> np.ndarray:
         """Returns the road and the car from above, which drives upwards: uint8[PIXELS, PIXELS]."""
+        assert self.car is not None
         hull = self.car.hull
         cosine, sine = math.cos(hull.angle), math.sin(hull.angle)
         turned = np.array([[cosine, sine], [sine, -cosine]]).T * PIXELS / METERS

@@ -172,7 +172,7 @@ def _old_weights(config: Config, values: Mapping[str, float], learning: bool) ->
     if learning and updates and age > max(OLD_WEIGHTS_INTERVALS * interval, OLD_WEIGHTS_SECONDS):
         what = f"actors act with weights {age:,.0f} s old, though the learner sends new ones every {interval:g} s"
         fix = f"see {_logs(config, 'actor-0')}, and addresses.weights and learner.publish_interval_seconds"
-        yield Symptom("weights", f"{what}: {fix}")
+        yield Symptom("weights", f"{what}: {fix}", OLD_WEIGHTS_SECONDS)  # they are old after the learner has compiled
 
 
 def _logs(config: Config, *roles: str) -> str:

@@ -20,6 +20,7 @@ from rich.table import Table
 from rich.text import Text
 
 from apex_jax.config import Config, ReplayConfig
+from apex_jax.config.trust import code_settings
 from apex_jax.host.program import shell_command
 from apex_jax.operations.progress import EvaluationSummary, RunProgress
 from apex_jax.run.checkpoint_files import checkpoint_steps
@@ -94,10 +95,15 @@ def introduction(config: Config) -> str:
         end = "ends after " + " or ".join(ends) + (", whichever comes first" if len(ends) > 1 else "")
     else:
         end = "runs until it is stopped with Ctrl-C"
+    steps = checkpoint_steps(Path(config.directory, "checkpoints"))
+    begin = (
+        f"It goes on after {max(steps):,} updates, once the replay has been read."
+        if steps
+        else f"Learning starts once the replay holds {config.replay.min_size_to_sample:,} transitions."
+    )
     return (
         f"Training Ape-X on {config.environment.task} with {config.ladder_size} environments; it {end}.\n"
-        f"Learning starts once the replay holds {config.replay.min_size_to_sample:,} transitions."
-        f" Everything is saved in {config.directory}"
+        f"{begin} Everything is saved in {config.directory}"
     )
 
 
@@ -142,11 +148,12 @@ def final_summary(progress: RunProgress, config: Config, can_render: bool, video
         return "\n".join(lines)
     if not reached:
         lines.append("Go on:       the same command resumes the run")
-    play = f"{shell_command(_python())} {playing_arguments(run_directory, config)}"
+    program = _program(config)
+    play = f"{program} {playing_arguments(run_directory, config)}"
     lines.append(f"Play again:  {play} episodes=100")
     if progress.best_evaluation != progress.latest_evaluation and present("best"):
         best = playing_arguments(os.path.join(run_directory, "best"), config)
-        lines.append(f"Play best:   {shell_command(_python())} {best} episodes=100")
+        lines.append(f"Play best:   {program} {best} episodes=100")
     if can_render:
         video = shlex.quote(os.path.join(run_directory, "game"))
         lines.append(f"Record:      {play} episodes=1 video={video}")
@@ -163,6 +170,12 @@ def finished_summary(progress: RunProgress, run_directory: str, changed_settings
         f" with {progress.updates:,} updates and {progress.frames:,} frames; evaluation {_evaluations(progress)}."
         f" Nothing was started: raise {keys} to go on{changed if changed_settings else ''}"
     )
+
+
+def _program(config: Config) -> str:
+    """Returns what to type to start this program, and to find the user's code that the run names."""
+    path = os.environ.get("PYTHONPATH", "") if code_settings(config) else ""
+    return f"PYTHONPATH={shlex.quote(path)} {shell_command(_python())}" if path else shell_command(_python())
 
 
 def _python() -> str:

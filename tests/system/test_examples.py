@@ -47,6 +47,12 @@ def run(directory: Path, *arguments: str, seconds: float, script: Path = SCRIPT)
     )
 
 
+def mean_of_play(done: subprocess.CompletedProcess[str]) -> float:
+    found = re.fullmatch(r"mean return (-?[\d.]+) of \d episodes: .*\n", done.stdout)
+    assert found, done.stdout + done.stderr
+    return float(found[1])
+
+
 def mean_return(output: str) -> float:
     found = re.search(r"^evaluation: mean return (-?[\d.]+) of", output.splitlines()[-1])
     assert found, output
@@ -193,7 +199,11 @@ def test_own_environment_is_learned(name: str, kind: str, tmp_path: Path) -> Non
     done = run(tmp_path, *learned, seconds=350, script=SCRIPT.with_name(f"{name}.py"))
     assert done.returncode == 0, done.stderr
     assert "Ended:       evaluator.stop_at_return=-50 is reached\n" in done.stdout
-    assert (tmp_path / "runs" / f"{kind}-{name}-Docking-1" / "video.mp4").is_file()
+    directory = tmp_path / "runs" / f"{kind}-{name}-Docking-1"
+    assert (directory / "video.mp4").is_file()
+    task = f"environment.task={kind}:{name}:Docking"
+    played = run(SCRIPT.parent, str(directory), task, seconds=100, script=SCRIPT.with_name("play.py"))
+    assert mean_of_play(played) > -60, played.stderr
 
 
 @pytest.mark.long

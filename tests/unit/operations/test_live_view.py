@@ -138,6 +138,11 @@ def test_introduction_lists_the_roles_and_the_limits_of_the_run(limits: dict[str
         assert part in text
 
 
+def test_introduction_of_a_resumed_run_says_where_it_goes_on(tmp_path: Path) -> None:
+    (tmp_path / "checkpoints" / "4000").mkdir(parents=True)
+    assert "goes on after 4,000 updates" in introduction(config(run_directory=str(tmp_path)))
+
+
 # The summary of the end -----------------------------------------------------------------------------------------
 
 
@@ -177,6 +182,16 @@ def test_summary_lists_results_and_commands_to_look_at_them(tmp_path: Path) -> N
         (run / name).touch()
     pictures = [line for line in summary_of(run).splitlines() if line.startswith("Look at")]
     assert pictures == [f"Look at:     '{run}/{name}'" for name in ("curves.png", "video.mp4")]
+
+
+def test_summary_says_where_code_of_the_user_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", "my files")
+    (tmp_path / CHECKPOINT).mkdir(parents=True)
+    for task, start in (("gymnasium:my_file:Env", "PYTHONPATH='my files' "), ("Pong-v5", "")):
+        changed = config(run_directory=str(tmp_path), environment=EnvironmentConfig(task=task))
+        line = next(line for line in final_summary(progress(), changed, False).splitlines() if "Play again" in line)
+        assert line.startswith(f"Play again:  {start}")
+        assert ("PYTHONPATH" in line) == bool(start)
 
 
 def test_summary_names_only_commands_and_files_that_work(tmp_path: Path) -> None:
