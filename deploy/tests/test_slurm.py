@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from apex_jax.run.metric_files import read_metrics
-from deploy.tests.hosts import Bridge
+from deploy.tests.boxes import Bridge
 from deploy.tests.slurm import Cluster, missing
 from deploy.tests.tools import DEPLOY
 from tests.rigs.processes import ROOT, checkpoints, values, wait_until
