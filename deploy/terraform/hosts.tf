@@ -136,7 +136,17 @@ resource "aws_autoscaling_group" "role" {
     propagate_at_launch = false
   }
 
-  depends_on = [terraform_data.host_needs]
+  depends_on = [ # what a host needs when it boots, and until it has ended
+    aws_iam_role_policy.role,
+    aws_route_table_association.private,
+    aws_vpc_endpoint.interface,
+    aws_vpc_endpoint.s3,
+    aws_vpc_security_group_egress_rule.endpoints,
+    aws_vpc_security_group_egress_rule.link,
+    aws_vpc_security_group_egress_rule.s3,
+    aws_vpc_security_group_ingress_rule.endpoints,
+    aws_vpc_security_group_ingress_rule.link,
+  ]
 }
 
 resource "aws_autoscaling_policy" "end" {

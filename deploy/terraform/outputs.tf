@@ -22,8 +22,8 @@ output "commands" {
     watch   = "aws logs tail ${aws_cloudwatch_log_group.role["learner"].name} --follow --region ${var.region}"
     why     = "for group in ${join(" ", local.group_names)}; do echo $group; aws autoscaling describe-scaling-activities --region ${var.region} --auto-scaling-group-name $group --no-paginate --query 'Activities[:5].[StartTime,StatusCode,StatusMessage]' --output text; done  # why a role has no host"
     rollout = "for group in ${join(" ", local.group_names)}; do echo $group; aws autoscaling describe-instance-refreshes --region ${var.region} --auto-scaling-group-name $group --no-paginate --query 'InstanceRefreshes[:3].[StartTime,Status,PercentageComplete,StatusReason]' --output text; done  # whether all hosts are of the last apply"
-    shell   = "aws ssm start-session --region ${var.region} --target ${local.find_instance.learner}"
-    status  = "aws ssm start-session --region ${var.region} --target ${local.find_instance.learner} --document-name AWS-StartPortForwardingSession --parameters portNumber=${local.ports.status},localPortNumber=${local.ports.status}  # then python main.py status tcp://127.0.0.1:${local.ports.status}"
+    shell   = "aws ssm start-session --region ${var.region} --target ${local.find_learner}"
+    status  = "aws ssm start-session --region ${var.region} --target ${local.find_learner} --document-name AWS-StartPortForwardingSession --parameters portNumber=${local.ports.status},localPortNumber=${local.ports.status}  # then python main.py status tcp://127.0.0.1:${local.ports.status}"
     fetch   = "AWS_REGION=${var.region} python main.py storage pull ${local.run_url} ${var.run} && aws s3 sync ${local.run_url}/results ${var.run} --region ${var.region}"
     actors  = "terraform -chdir=deploy/terraform apply ${local.same_choices} -var actor_hosts=N"
     stop    = "terraform -chdir=deploy/terraform apply ${local.same_choices} -var running=false"
@@ -51,12 +51,10 @@ locals {
     "aws ec2 describe-instances --region %s --filters Name=tag:Fleet,Values=%s Name=instance-state-name,Values=pending,running,stopping,shutting-down --query 'Reservations[].Instances[].InstanceId' --output text",
     var.region, var.name
   )
-  find_instance = {
-    for role in ["replay", "learner"] : role => format(
-      "$(aws ec2 describe-instances --region %s --filters Name=tag:Fleet,Values=%s Name=tag:Role,Values=%s Name=instance-state-name,Values=running --query 'Reservations[0].Instances[0].InstanceId' --output text)",
-      var.region, var.name, role
-    )
-  }
+  find_learner = format(
+    "$(aws ec2 describe-instances --region %s --filters Name=tag:Fleet,Values=%s Name=tag:Role,Values=learner Name=instance-state-name,Values=running --query 'Reservations[0].Instances[0].InstanceId' --output text)",
+    var.region, var.name
+  )
 }
 
 # --- what the tests read ---

@@ -78,18 +78,3 @@ resource "terraform_data" "fleet" {
     ignore_changes = [input]
   }
 }
-
-# Everything that a host needs: it is created before the first host and destroyed after the last one.
-resource "terraform_data" "host_needs" {
-  depends_on = [
-    aws_iam_role_policy.role,
-    aws_route_table_association.private,
-    aws_vpc_endpoint.interface,
-    aws_vpc_endpoint.s3,
-    aws_vpc_security_group_egress_rule.endpoints,
-    aws_vpc_security_group_egress_rule.link,
-    aws_vpc_security_group_egress_rule.s3,
-    aws_vpc_security_group_ingress_rule.endpoints,
-    aws_vpc_security_group_ingress_rule.link,
-  ]
-}

@@ -38,6 +38,16 @@ class Bridge:
         do("ip", "link", "delete", self.name)
 
 
+def overlays(folder: Path) -> str:
+    """Returns a script for a mount namespace, after which changes in /etc, /opt, /usr and /var go to the folder."""
+    lines = ["set -euo pipefail"]
+    for name in ("etc", "opt", "usr", "var"):
+        upper, work = folder / name, folder / "work" / name
+        options = f"lowerdir=/{name},upperdir={upper},workdir={work}"
+        lines += [f"mkdir -p {upper} {work}", f"mount -t overlay overlay -o {options} /{name}"]
+    return "\n".join(lines)
+
+
 def connect(bridge: str, namespace: str, link: str, address: str) -> None:
     """Makes a network namespace with this address on a bridge."""
     do("ip", "netns", "add", namespace)

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 import shlex
-import shutil
 import signal
 import sys
 import threading
 from pathlib import Path
 
-from deploy.tests.boxes import Box, Bridge, do
+from deploy.tests.boxes import Box, Bridge, do, overlays
 from deploy.tests.tools import CREDENTIALS, DEPLOY, aws
 from tests.rigs.processes import ROOT
 
@@ -133,18 +132,10 @@ class Hosts:
 
 def make_image(folder: Path) -> Path:
     """Runs provision.sh on this checkout's commit; returns the changes in /etc, /opt, /usr and /var."""
-    image, work = folder / "image", folder / "image-work"
-    script = ["set -euo pipefail"]
-    for name in ("etc", "opt", "usr", "var"):
-        (image / name).mkdir(parents=True)
-        (work / name).mkdir(parents=True)
-        options = f"lowerdir=/{name},upperdir={image / name},workdir={work / name}"
-        script.append(f"mount -t overlay overlay -o {options} /{name}")
-    archive = folder / "apex-jax.tar.gz"
+    image, archive = folder / "image", folder / "apex-jax.tar.gz"
     do("git", "-C", ROOT, "archive", "--format=tar.gz", "-o", archive, "HEAD")
-    script.append(f"bash {DEPLOY / 'provision.sh'} {archive}")
-    do("unshare", "--mount", "bash", "-c", "\n".join(script), seconds=900)
-    shutil.rmtree(work, ignore_errors=True)
+    script = f"{overlays(image)}\nbash {DEPLOY / 'provision.sh'} {archive}"
+    do("unshare", "--mount", "bash", "-c", script, seconds=900)
     return image
 
 

@@ -7,30 +7,23 @@ from pathlib import Path
 
 import pytest
 
+from deploy.tests.boxes import overlays
 from deploy.tests.test_scripts import PROVISION, SMOKE_TEST, say
 
 pytestmark = [pytest.mark.deploy, pytest.mark.timeout(900)]
 
-# In a mount namespace, whose changes nobody else sees.
-OVERLAY = """
-set -euo pipefail
-mount -t tmpfs -o size=6g none "$1/room"
-for folder in etc opt var usr; do
-    upper=$1/room/$folder/upper work=$1/room/$folder/work
-    mkdir -p "$upper" "$work"
-    mount -t overlay overlay -o "lowerdir=/$folder,upperdir=$upper,workdir=$work" "/$folder"
-done
-"""
-
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, for a mount namespace")
 def test_provision_installs_a_version_that_runs_and_a_second_time_changes_nothing(tmp_path: Path) -> None:
-    (tmp_path / "room").mkdir()
+    room = tmp_path / "room"
+    room.mkdir()
     commit = say("git", "rev-parse", "HEAD")[1].strip()
     archive = tmp_path / "apex-jax.tar.gz"
     assert say("git", "archive", "--format=tar.gz", "-o", str(archive), commit)[0] == 0
     provision = f"bash {PROVISION} {archive}"
-    script = f"""{OVERLAY}
+    script = f"""
+mount -t tmpfs -o size=6g none {room} # in a mount namespace, whose changes nobody else sees
+{overlays(room)}
 made() {{ # with the time of each change
     find /opt/apex-jax /etc /var/lib/apex-jax /var/log/apex-jax -printf '%p %l %m %U %G %s %T@\\n' | sort
 }}
