@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import os
 import stat
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from deploy.tests.conftest import StatusServer
 from deploy.tests.tools import CREDENTIALS, aws, moto_server
 from tests.rigs.processes import ROOT, wait_until
 
@@ -23,42 +21,6 @@ pytestmark = [pytest.mark.deploy, pytest.mark.timeout(180)]
 FLEET = "apex-host-test"
 PATH = f"/apex-jax/{FLEET}/keys"
 RUN = "run-1 total_minutes=240"
-
-
-class Stub(ThreadingHTTPServer):
-    """A role's status address, which shows `status`, if there is one."""
-
-    daemon_threads = True
-
-    def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), Answer)
-        self.status: dict[str, Any] | None = None
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_address[1]}"
-
-
-class Answer(BaseHTTPRequestHandler):
-    """One request."""
-
-    server: Stub
-
-    def do_GET(self) -> None:
-        self.send_response(404 if self.server.status is None else 200)
-        self.end_headers()
-        self.wfile.write(json.dumps(self.server.status).encode())
-
-    def log_message(self, format: str, *args: Any) -> None:
-        """Sends nothing."""
-
-
-@pytest.fixture
-def stub() -> Iterator[Stub]:
-    with Stub() as stub:
-        threading.Thread(target=stub.serve_forever, daemon=True).start()
-        yield stub
-        stub.shutdown()
 
 
 @pytest.fixture(scope="module")
@@ -181,9 +143,9 @@ UNITS = {"running": "active", "ended": "inactive", "stopped": "inactive"}  # the
     ],
 )
 def test_health_report_has_the_metrics_that_the_alarms_read(
-    url: str, stub: Stub, tmp_path: Path, name: str, unit: str, status: Any, healthy: int, finished: int
+    url: str, server: StatusServer, tmp_path: Path, name: str, unit: str, status: Any, healthy: int, finished: int
 ) -> None:
-    stub.status = status
+    server.code, server.content = (404, None) if status is None else (200, status)
     systemctl = tmp_path / "systemctl"
     shown = f"ActiveState={UNITS[unit]}\nExecMainCode=1\nExecMainStatus={143 if unit == 'stopped' else 0}"
     asked = f"show apex-jax@{name.partition('-')[0]}.service"
@@ -191,7 +153,7 @@ def test_health_report_has_the_metrics_that_the_alarms_read(
     systemctl.chmod(0o755)
     environment = {
         **named(name),
-        "APEX_JAX_STATUS": stub.url.replace("http", "tcp"),
+        "APEX_JAX_STATUS": server.address,
         "APEX_JAX_NAMESPACE": "ApexJax",
         "APEX_JAX_FLEET": FLEET,
         "APEX_JAX_RUN_AND_END": RUN,
