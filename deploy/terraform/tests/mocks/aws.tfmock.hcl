@@ -13,6 +13,10 @@ mock_data "aws_ec2_instance_type_offerings" {
   defaults = { instance_types = ["r7i.large", "r7i.xlarge", "g6.xlarge", "g6.2xlarge", "g6.12xlarge"] }
 }
 
+mock_data "aws_s3_bucket" {
+  defaults = { region = "us-east-1" }
+}
+
 mock_data "aws_iam_policy_document" {
   defaults = { json = "{}" }
 }
