@@ -2,10 +2,9 @@
 # Installs the project at one commit, with its systemd units, on Debian 12 or 13 or Ubuntu 24.04: on images
 # (deploy/packer) and on other machines. Run as root; a second run with the same arguments changes nothing.
 #
-#   deploy/provision.sh --source PATH_OR_URL --commit SHA [--gpu] [--log-agent]
+#   deploy/provision.sh ARCHIVE [--gpu] [--log-agent]
 #
-#   --source     a git repository (folder or URL), or a .tar.gz of `git archive`
-#   --commit     the 40 digits of the commit; a source of another commit is refused
+#   ARCHIVE      a .tar.gz of `git archive`, which names its commit
 #   --gpu        installs JAX for NVIDIA GPUs, and lets the learner's unit open the GPU; the driver must be installed
 #   --log-agent  also installs the CloudWatch agent, after a check of its signature
 #
@@ -24,21 +23,16 @@ fail() {
 }
 
 parse() {
-    source="" commit="" requirements=requirements.txt log_agent=no
-    while [ $# -gt 0 ]; do
-        case $1 in
-            --source) source=${2:-} && shift $(($# > 1 ? 2 : 1)) ;;
-            --commit) commit=${2:-} && shift $(($# > 1 ? 2 : 1)) ;;
-            --gpu) requirements="requirements-gpu.txt" && shift ;;
-            --log-agent) log_agent=yes && shift ;;
-            *) fail "unknown argument $1: see the head of $0" 2 ;;
+    archive=${1:-} requirements=requirements.txt log_agent=no
+    [ -f "$archive" ] || fail "the first argument is no file: give a .tar.gz of git archive" 2
+    for option in "${@:2}"; do
+        case $option in
+            --gpu) requirements="requirements-gpu.txt" ;;
+            --log-agent) log_agent=yes ;;
+            *) fail "unknown argument $option: see the head of $0" 2 ;;
         esac
     done
-    [ -n "$source" ] || fail "--source is missing: a git repository or a .tar.gz of git archive" 2
-    [[ $commit =~ ^[0-9a-f]{40}$ ]] || fail "--commit is '$commit': give all 40 digits of git rev-parse HEAD" 2
     [ "$(id -u)" = 0 ] || fail "this needs root: sudo $0 ..."
-    [ ! -e "$source" ] || source=$(realpath "$source") # git runs in another directory
-    version=$home/versions/$commit
 }
 
 # apt-get, but waits while another process holds the lock: a fresh machine installs updates for some minutes.
@@ -81,20 +75,11 @@ make_user_and_folders() {
     install -d -m 0750 -o "$user" -g "$user" /var/lib/apex-jax /var/log/apex-jax
 }
 
-fetch_source() { # $1: the folder for the source
-    if [[ -f $source && $source == *.tar.gz ]]; then
-        local found
-        # git reads only the head of the archive, which gzip reports as an error
-        found=$({ gzip -dc "$source" 2>/dev/null || true; } | git get-tar-commit-id) || fail "$source is not of git archive: it names no commit"
-        [ "$found" = "$commit" ] || fail "$source is of commit $found, not of $commit"
-        tar -xzf "$source" -C "$1" --no-same-owner
-    else
-        git -c init.defaultBranch=main init -q "$1"
-        git -C "$1" -c protocol.file.allow=always fetch -q --depth 1 "$source" "$commit" ||
-            git -C "$1" -c protocol.file.allow=always fetch -q "$source" || fail "$source cannot be fetched"
-        git -C "$1" -c advice.detachedHead=false checkout -q "$commit" || fail "$source has no commit $commit"
-    fi
-    [ -f "$1/main.py" ] || fail "$source has no main.py: it is not this project"
+find_version() {
+    # git reads only the head of the archive, which gzip reports as an error
+    commit=$({ gzip -dc "$archive" 2>/dev/null || true; } | git get-tar-commit-id || true)
+    [[ $commit =~ ^[0-9a-f]{40}$ ]] || fail "$archive is not of git archive: it names no commit"
+    version=$home/versions/$commit
 }
 
 install_version() {
@@ -105,8 +90,8 @@ install_version() {
     fi
     rm -rf "$version" # an incomplete installation, or one with other requirements
     install -d -m 0755 "$version"
-    fetch_source "$version"
-    echo "$commit" >"$version/COMMIT"
+    tar -xzf "$archive" -C "$version" --no-same-owner
+    [ -f "$version/main.py" ] || fail "$archive has no main.py: it is not this project"
     /usr/bin/python3 -m venv "$version/.venv"
     "$version/.venv/bin/python" -m pip install --quiet --disable-pip-version-check \
         -r "$version/$requirements" -r "$version/deploy/requirements-host.txt"
@@ -118,14 +103,12 @@ install_version() {
 install_units() {
     local units=$version/deploy/systemd system=/etc/systemd/system
     install -C -m 0644 "$units"/*.service "$units"/*.timer "$system/" # -C: unchanged files stay
-    install -d -m 0755 "$system/apex-jax@learner.service.d" "$system/apex-jax@.service.d"
+    install -C -D -m 0644 -t "$system/apex-.service.d" "$units"/apex-.service.d/*.conf
+    install -d -m 0755 "$system/apex-jax@learner.service.d"
     if [ "$requirements" = requirements-gpu.txt ]; then
         install -C -m 0644 "$units/apex-jax@learner.service.d/gpu.conf" "$system/apex-jax@learner.service.d/"
     else
         rm -f "$system/apex-jax@learner.service.d/gpu.conf"
-    fi
-    if [ "$(systemctl --version | awk 'NR == 1 { print $2 }')" -ge 254 ]; then
-        install -C -m 0644 "$units"/apex-jax@.service.d/backoff.conf "$system/apex-jax@.service.d/"
     fi
     install -C -D -m 0644 "$units/apex-jax.logrotate" /etc/logrotate.d/apex-jax
     if [ -d /run/systemd/system ]; then # systemd runs: not in an unpacked root file system
@@ -156,6 +139,7 @@ main() {
     parse "$@"
     install_packages
     make_user_and_folders
+    find_version
     install_version
     install_units
     if [ "$log_agent" = yes ]; then

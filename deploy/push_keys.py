@@ -21,7 +21,6 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 ROLES = ("actor", "replay", "learner", "evaluator")
 FILES = tuple(f"{role}.{kind}" for role in ROLES for kind in ("secret", "public"))
-MAX_BYTES = 4096  # size limit of a standard parameter
 
 
 def main() -> int:
@@ -79,11 +78,8 @@ def _push(store: Any, path: str) -> int:
         if made.returncode:
             return _fail(made.stderr.strip().removeprefix("error: ") or f"{' '.join(command)} failed", 1)
         for file in FILES:
-            text = (keys / file).read_text()
-            if not 0 < len(text.encode()) <= MAX_BYTES:
-                return _fail(f"{file} has {len(text.encode())} bytes, and a parameter takes 1 to {MAX_BYTES}", 1)
             kind = "SecureString" if file.endswith(".secret") else "String"
-            store.put_parameter(Name=f"{path}/{file}", Value=text, Type=kind, Overwrite=True)
+            store.put_parameter(Name=f"{path}/{file}", Value=(keys / file).read_text(), Type=kind, Overwrite=True)
     print(f"{path}: {len(FILES)} keys")
     return 0
 

@@ -4,7 +4,6 @@
     results         each minute: copies metrics and pictures to the bucket; fetches them to a host that has none
     report_health   once a minute: reports the end of the run, health, memory and disk, for the alarms
     aws             AWS clients
-    metadata        the instance metadata service
 
 All are configured by the environment file /etc/apex-jax/environment, where APEX_JAX_NAME is only set if it is not the
 role: replay-1 for the second of several replay servers. On a machine outside AWS, whose file does not set

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import ipaddress
 import os
+import socket
 import sys
 import time
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from deploy.host.aws import client
-from deploy.host.metadata import Metadata
 
 KEYS = "/etc/apex-jax/keys"
 RETRY_SECONDS = 10.0
@@ -86,16 +86,20 @@ def register_name(service_id: str, name: str) -> None:
 
     The name serves as the instance id in Cloud Map, so that a replacement host overwrites its predecessor's record.
     """
-    address = Metadata().get("local-ipv4")
-    if address is None:
-        raise OSError("the instance metadata has no local-ipv4")
-    ipaddress.IPv4Address(address)
     discovery = client("servicediscovery")
+    address = own_address(discovery.meta.endpoint_url)
     asked = discovery.register_instance(
         ServiceId=service_id, InstanceId=name, Attributes={"AWS_INSTANCE_IPV4": address}
     )
     _wait_for(discovery, asked["OperationId"])
     print(f"name: {name} is {address}", flush=True)
+
+
+def own_address(url: str) -> str:
+    """Returns the IPv4 address from which this host reaches a URL: that of its only network interface."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((urlsplit(url).hostname, 443))  # sends nothing
+        return str(probe.getsockname()[0])
 
 
 def _wait_for(discovery: Any, operation_id: str) -> None:

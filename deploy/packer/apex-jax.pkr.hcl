@@ -16,12 +16,10 @@ source "amazon-ebs" "ubuntu" {
   subnet_id     = var.subnet_id
   ssh_username  = "ubuntu"
   ssh_interface = "session_manager" # no open port
-  ssh_timeout   = "40m"             # longer than the agent sleeps if it starts before its role's policy is visible
+  ssh_timeout   = "40m"             # the agent sleeps for half an hour if it starts before its role's policy is visible
   communicator  = "ssh"
 
   ssh_clear_authorized_keys = true # removes the build's temporary key from the image
-
-  user_data_file = "${path.root}/wake_agent.sh" # wakes the agent
 
   temporary_iam_instance_profile_policy_document { # only what Session Manager needs
     Version = "2012-10-17"
@@ -60,7 +58,7 @@ build {
   source "amazon-ebs.ubuntu" {
     name          = "cpu"
     ami_name      = "apex-jax-cpu-${substr(var.commit, 0, 12)}-${local.timestamp}"
-    instance_type = var.cpu_instance_type
+    instance_type = "c7i.large"
 
     source_ami_filter {
       owners      = ["099720109477"] # Canonical
@@ -78,8 +76,6 @@ build {
       device_name           = "/dev/sda1"
       volume_size           = 16
       volume_type           = "gp3"
-      throughput            = 125
-      iops                  = 3000
       encrypted             = true
       delete_on_termination = true
     }
@@ -106,8 +102,6 @@ build {
       device_name           = "/dev/sda1"
       volume_size           = 100 # the base image has 75, for several versions of CUDA; learners have at least 100
       volume_type           = "gp3"
-      throughput            = 125
-      iops                  = 3000
       encrypted             = true
       delete_on_termination = true
     }
@@ -132,15 +126,10 @@ build {
   provisioner "shell" {
     inline = [
       "cloud-init status --wait || true", # a fresh instance may still hold apt's lock
-      "sudo bash /tmp/provision.sh --source ${local.source} --commit ${var.commit} --log-agent ${source.name == "gpu" ? "--gpu" : ""}",
+      "sudo bash /tmp/provision.sh ${local.source} --log-agent ${source.name == "gpu" ? "--gpu" : ""}",
       "sudo bash /opt/apex-jax/current/deploy/smoke_test.sh ${source.name == "gpu" ? "--gpu" : ""}",
       "sudo rm -rf ${local.source} /tmp/provision.sh /root/.cache /home/ubuntu/.cache",
       "sudo cloud-init clean --logs --machine-id", # so that instances of the image get ids of their own
     ]
-  }
-
-  post-processor "manifest" {
-    output     = "${path.root}/images.json"
-    strip_path = true
   }
 }

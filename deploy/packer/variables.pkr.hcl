@@ -19,30 +19,10 @@ variable "region" {
   }
 }
 
-variable "cpu_instance_type" {
-  type        = string
-  description = "Instance that makes the CPU image."
-  default     = "c7i.large"
-
-  validation { # as for Terraform's `instance_types`
-    condition     = regex_replace(var.cpu_instance_type, "^(a1\\.|mac2|[a-z]+[0-9]+[a-z-]*g).*$", "") != ""
-    error_message = "The images are for x86: the CPU image's instance is no ARM (c7g, m7gd, t4g, a1), but such as c7i.large."
-  }
-}
-
 variable "gpu_instance_type" {
   type        = string
   description = "Instance that makes the GPU image and tries it: one that learners run on."
   default     = "g6.xlarge"
-
-  validation {
-    condition     = var.gpu_instance_type != "" && regex_replace(var.gpu_instance_type, "^(gr?|p)([4-9]|[1-9][0-9])[a-z0-9-]*\\.[a-z0-9-]+$", "") == ""
-    error_message = "The GPU image's instance has an NVIDIA GPU that CUDA 13 knows: g4dn, g5, g6, gr6, p4d, p5 or newer, such as g6.xlarge."
-  }
-  validation {
-    condition     = regex_replace(var.gpu_instance_type, "^(g4ad|[a-z]+[0-9]+[a-z-]*g).*$", "") != ""
-    error_message = "The images are for x86 and NVIDIA: the GPU image's instance is no ARM (g5g) and none with a GPU of AMD (g4ad)."
-  }
 }
 
 variable "kms_key_id" {

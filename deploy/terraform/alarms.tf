@@ -77,7 +77,7 @@ resource "aws_cloudwatch_metric_alarm" "health" {
     metric {
       namespace   = "AWS/AutoScaling"
       metric_name = "GroupDesiredCapacity"
-      dimensions  = { AutoScalingGroupName = local.groups[each.key].group_name }
+      dimensions  = { AutoScalingGroupName = aws_autoscaling_group.role[each.key].name }
       stat        = "Maximum"
       period      = 60
     }
@@ -140,7 +140,7 @@ resource "aws_cloudwatch_metric_alarm" "actors_missing" {
       metric {
         namespace   = "AWS/AutoScaling"
         metric_name = metric_query.value
-        dimensions  = { AutoScalingGroupName = module.actor.group_name }
+        dimensions  = { AutoScalingGroupName = aws_autoscaling_group.role["actor"].name }
         stat        = "Maximum"
         period      = 60
       }

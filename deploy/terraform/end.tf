@@ -17,12 +17,6 @@ locals {
   # How long Finished must be 1 before a group ends. The evaluator plays the final weights meanwhile, as long as a local
   # run lets it; the learner ends last, because its host reports.
   end_minutes = { actor = 3, replay = 5, evaluator = 40, learner = 42 }
-
-  groups = merge(
-    { for index, name in local.replay_names : name => module.replay[index] },
-    { learner = module.learner, actor = module.actor },
-    var.evaluator ? { evaluator = module.evaluator[0] } : {},
-  )
 }
 
 data "aws_autoscaling_groups" "same_run" {
@@ -46,7 +40,7 @@ check "run" {
 }
 
 resource "aws_cloudwatch_metric_alarm" "end" {
-  for_each = var.running ? toset(keys(local.groups)) : []
+  for_each = var.running ? toset(keys(local.role_of)) : []
 
   # Another run has alarms of its own, because one that is still on would end its hosts.
   alarm_name          = "${var.name}-end-${each.key}-${substr(sha1(local.run_and_end), 0, 8)}"
@@ -60,5 +54,5 @@ resource "aws_cloudwatch_metric_alarm" "end" {
   period              = 60
   evaluation_periods  = local.end_minutes[local.role_of[each.key]]
   treat_missing_data  = "notBreaching" # the alarm must not stay: it would end the hosts of a later apply
-  alarm_actions       = concat([local.groups[each.key].end_policy_arn], each.key == "learner" ? [aws_sns_topic.alarms.arn] : [])
+  alarm_actions       = concat([aws_autoscaling_policy.end[each.key].arn], each.key == "learner" ? [aws_sns_topic.alarms.arn] : [])
 }

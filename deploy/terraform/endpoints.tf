@@ -14,12 +14,12 @@ locals {
       "ssmmessages:OpenDataChannel",
     ]
   }
-  # None in an existing VPC: there they would answer for everybody, with rules that admit the fleet alone.
-  interface_endpoints = { for service, actions in local.api_actions : service => actions if var.running && local.own_vpc }
+  s3_actions = ["s3:ListBucket", "s3:GetObject", "s3:PutObject", "s3:DeleteObject", "s3:AbortMultipartUpload", "s3:ListMultipartUploadParts"]
 }
 
+# None in an existing VPC: there they would answer for everybody, with rules that admit the fleet alone.
 resource "aws_vpc_endpoint" "interface" {
-  for_each = local.interface_endpoints
+  for_each = var.running && local.own_vpc ? local.api_actions : {}
 
   vpc_id              = local.vpc_id
   service_name        = "com.amazonaws.${var.region}.${each.key}"
@@ -42,7 +42,7 @@ resource "aws_vpc_endpoint" "s3" {
   service_name      = "com.amazonaws.${var.region}.s3"
   vpc_endpoint_type = "Gateway"
   route_table_ids   = [aws_route_table.private[0].id]
-  policy            = data.aws_iam_policy_document.own_bucket.json
+  policy            = data.aws_iam_policy_document.endpoint["s3"].json
   tags              = { Name = "${var.name}-s3" }
 }
 
@@ -51,30 +51,12 @@ data "aws_iam_policy_document" "endpoint" {
   #checkov:skip=CKV_AWS_111:The roles' own policies name the resources (iam.tf); this one limits account and actions
   #checkov:skip=CKV_AWS_356:As CKV_AWS_111
   #checkov:skip=CKV_AWS_283:The condition limits the principals to those of this account
-  for_each = local.interface_endpoints
+  for_each = merge(local.api_actions, { s3 = local.s3_actions })
 
   statement {
     effect    = "Allow"
     actions   = each.value
-    resources = ["*"]
-
-    principals {
-      type        = "AWS"
-      identifiers = ["*"]
-    }
-    condition {
-      test     = "StringEquals"
-      variable = "aws:PrincipalAccount"
-      values   = [local.account_id]
-    }
-  }
-}
-
-data "aws_iam_policy_document" "own_bucket" {
-  statement {
-    effect    = "Allow"
-    actions   = ["s3:ListBucket", "s3:GetObject", "s3:PutObject", "s3:DeleteObject", "s3:AbortMultipartUpload", "s3:ListMultipartUploadParts"]
-    resources = [local.bucket_arn, "${local.bucket_arn}/*"]
+    resources = each.key == "s3" ? [local.bucket_arn, "${local.bucket_arn}/*"] : ["*"]
 
     principals {
       type        = "AWS"

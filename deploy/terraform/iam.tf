@@ -14,10 +14,9 @@ data "aws_iam_policy_document" "assume" {
 resource "aws_iam_role" "role" {
   for_each = local.roles
 
-  name                 = "${var.name}-${var.region}-${each.key}"
-  description          = "Instances of the role ${each.key} of the fleet ${var.name}"
-  assume_role_policy   = data.aws_iam_policy_document.assume.json
-  permissions_boundary = var.permissions_boundary_arn == "" ? null : var.permissions_boundary_arn
+  name               = "${var.name}-${var.region}-${each.key}"
+  description        = "Instances of the role ${each.key} of the fleet ${var.name}"
+  assume_role_policy = data.aws_iam_policy_document.assume.json
 }
 
 resource "aws_iam_instance_profile" "role" {
@@ -56,7 +55,7 @@ data "aws_iam_policy_document" "role" {
     sid     = "Keys"
     actions = ["ssm:GetParameter"]
     resources = [
-      for file in local.key_files[each.key] : "arn:${local.partition}:ssm:${var.region}:${local.account_id}:parameter${local.key_path}/${file}"
+      for file in local.key_files[each.key] : "arn:aws:ssm:${var.region}:${local.account_id}:parameter${local.key_path}/${file}"
     ]
   }
 

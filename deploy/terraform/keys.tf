@@ -27,7 +27,7 @@ data "aws_iam_policy_document" "fleet_key" {
 
     principals {
       type        = "AWS"
-      identifiers = ["arn:${local.partition}:iam::${local.account_id}:root"]
+      identifiers = ["arn:aws:iam::${local.account_id}:root"]
     }
   }
 
@@ -44,7 +44,7 @@ data "aws_iam_policy_document" "fleet_key" {
     condition {
       test     = "ArnLike"
       variable = "kms:EncryptionContext:aws:logs:arn"
-      values   = ["arn:${local.partition}:logs:${var.region}:${local.account_id}:log-group:/apex-jax/${var.name}/*"]
+      values   = ["arn:aws:logs:${var.region}:${local.account_id}:log-group:/apex-jax/${var.name}/*"]
     }
   }
 

@@ -2,11 +2,8 @@
 
 data "aws_caller_identity" "current" {}
 
-data "aws_partition" "current" {}
-
 locals {
   account_id = data.aws_caller_identity.current.account_id
-  partition  = data.aws_partition.current.partition
 
   roles = toset(["replay", "learner", "actor", "evaluator"])
   ports = { experience = 5550, sampling = 5551, weights = 5552, status = 5559 }
@@ -19,10 +16,10 @@ locals {
   domain = "${var.name}.internal" # contains the private names of replay servers and learner
   host   = { for name in concat(local.replay_names, ["learner"]) : name => "${name}.${local.domain}" }
 
-  zone_arn = "arn:${local.partition}:route53:::hostedzone/${aws_service_discovery_private_dns_namespace.fleet.hosted_zone}"
+  zone_arn = "arn:aws:route53:::hostedzone/${aws_service_discovery_private_dns_namespace.fleet.hosted_zone}"
 
   bucket_name    = var.bucket != "" ? var.bucket : aws_s3_bucket.results[0].bucket
-  bucket_arn     = "arn:${local.partition}:s3:::${local.bucket_name}"
+  bucket_arn     = "arn:aws:s3:::${local.bucket_name}"
   bucket_key_arn = var.bucket != "" ? var.bucket_kms_key_arn : aws_kms_key.fleet.arn
   run_prefix     = "runs/${var.run}"
   run_url        = "s3://${local.bucket_name}/${local.run_prefix}"
@@ -44,16 +41,11 @@ locals {
     actor     = ["actor.secret", "actor.public", "replay.public", "learner.public"]
     evaluator = ["evaluator.secret", "evaluator.public", "learner.public"]
   }
-
-  image_ids = {
-    cpu = var.cpu_image_id != "" ? var.cpu_image_id : data.aws_ami.own["cpu"].id
-    gpu = var.gpu_image_id != "" ? var.gpu_image_id : data.aws_ami.own["gpu"].id
-  }
 }
 
 # The images of exactly this commit; if it was built several times, the newest. A new version needs a new commit.
 data "aws_ami" "own" {
-  for_each = toset([for kind, id in { cpu = var.cpu_image_id, gpu = var.gpu_image_id } : kind if id == ""])
+  for_each = toset(["cpu", "gpu"])
 
   owners      = ["self"]
   most_recent = true

@@ -3,11 +3,6 @@ output "run_url" {
   value       = local.run_url
 }
 
-output "log_groups" {
-  description = "Log group of each role."
-  value       = { for role, group in aws_cloudwatch_log_group.role : role => group.name }
-}
-
 output "estimated_usd" {
   description = "Estimated cost in US dollars of an hour and of a month (730 hours) of the running fleet, of the traffic between zones in that month, and of a month of the stopped fleet (prices.tf)."
   value = merge(
@@ -27,8 +22,8 @@ output "commands" {
     watch   = "aws logs tail ${aws_cloudwatch_log_group.role["learner"].name} --follow --region ${var.region}"
     why     = "for group in ${join(" ", local.group_names)}; do echo $group; aws autoscaling describe-scaling-activities --region ${var.region} --auto-scaling-group-name $group --no-paginate --query 'Activities[:5].[StartTime,StatusCode,StatusMessage]' --output text; done  # why a role has no host"
     rollout = "for group in ${join(" ", local.group_names)}; do echo $group; aws autoscaling describe-instance-refreshes --region ${var.region} --auto-scaling-group-name $group --no-paginate --query 'InstanceRefreshes[:3].[StartTime,Status,PercentageComplete,StatusReason]' --output text; done  # whether all hosts are of the last apply"
-    shell   = "aws ssm start-session --region ${var.region} --target ${local.find_instance.learner}"
-    status  = "aws ssm start-session --region ${var.region} --target ${local.find_instance.learner} --document-name AWS-StartPortForwardingSession --parameters portNumber=${local.ports.status},localPortNumber=${local.ports.status}  # then python main.py status tcp://127.0.0.1:${local.ports.status}"
+    shell   = "aws ssm start-session --region ${var.region} --target ${local.find_learner}"
+    status  = "aws ssm start-session --region ${var.region} --target ${local.find_learner} --document-name AWS-StartPortForwardingSession --parameters portNumber=${local.ports.status},localPortNumber=${local.ports.status}  # then python main.py status tcp://127.0.0.1:${local.ports.status}"
     fetch   = "AWS_REGION=${var.region} python main.py storage pull ${local.run_url} ${var.run} && aws s3 sync ${local.run_url}/results ${var.run} --region ${var.region}"
     actors  = "terraform -chdir=deploy/terraform apply ${local.same_choices} -var actor_hosts=N"
     stop    = "terraform -chdir=deploy/terraform apply ${local.same_choices} -var running=false"
@@ -38,17 +33,16 @@ output "commands" {
 }
 
 locals {
-  group_names  = values(local.groups)[*].group_name
+  group_names  = values(aws_autoscaling_group.role)[*].name
   same_choices = "-var-file=<(terraform -chdir=deploy/terraform output -raw choices)" # wherever they were given before
   choices = {
     name                        = var.name, region = var.region, size = var.size, commit = var.commit, run = var.run, task = var.task
-    cpu_image_id                = var.cpu_image_id, gpu_image_id = var.gpu_image_id, config_file = var.config_file
+    config_file                 = var.config_file
     settings                    = var.settings, ladder_environments = var.ladder_environments, evaluator = var.evaluator
     replay_hosts                = var.replay_hosts, learner_devices = var.learner_devices, actor_hosts = var.actor_hosts
     actor_host_environments     = var.actor_host_environments, actor_spot_percentage = var.actor_spot_percentage
     instance_types              = var.instance_types, volume_gib = var.volume_gib, tags = var.tags
     bucket                      = var.bucket, bucket_kms_key_arn = var.bucket_kms_key_arn
-    log_retention_days          = var.log_retention_days, permissions_boundary_arn = var.permissions_boundary_arn
     alarm_email                 = var.alarm_email, monthly_budget_usd = var.monthly_budget_usd
     vpc_id                      = var.vpc_id, subnet_ids = var.subnet_ids, zone_names = var.zone_names
     endpoints_security_group_id = var.endpoints_security_group_id
@@ -57,12 +51,10 @@ locals {
     "aws ec2 describe-instances --region %s --filters Name=tag:Fleet,Values=%s Name=instance-state-name,Values=pending,running,stopping,shutting-down --query 'Reservations[].Instances[].InstanceId' --output text",
     var.region, var.name
   )
-  find_instance = {
-    for role in ["replay", "learner"] : role => format(
-      "$(aws ec2 describe-instances --region %s --filters Name=tag:Fleet,Values=%s Name=tag:Role,Values=%s Name=instance-state-name,Values=running --query 'Reservations[0].Instances[0].InstanceId' --output text)",
-      var.region, var.name, role
-    )
-  }
+  find_learner = format(
+    "$(aws ec2 describe-instances --region %s --filters Name=tag:Fleet,Values=%s Name=tag:Role,Values=learner Name=instance-state-name,Values=running --query 'Reservations[0].Instances[0].InstanceId' --output text)",
+    var.region, var.name
+  )
 }
 
 # --- what the tests read ---

@@ -109,28 +109,13 @@ locals {
       })
     })
   }
-
-  group = { # the inputs that every role's module has, by role, and by name of a replay server
-    for name, role in local.role_of : name => {
-      name                  = "${var.name}-${name}"
-      role                  = role
-      user_data             = local.user_data[name]
-      image_id              = local.image_ids[role == "learner" ? "gpu" : "cpu"]
-      instance_types        = local.instance_types[role]
-      volume_gib            = local.volume_gib[role]
-      instance_profile_name = aws_iam_instance_profile.role[role].name
-      security_group_id     = aws_security_group.role[role].id
-      run                   = local.run_and_end
-      tags                  = merge({ Project = "apex-jax", Fleet = var.name, Role = role }, var.tags)
-    }
-  }
 }
 
 resource "aws_cloudwatch_log_group" "role" {
-  #checkov:skip=CKV_AWS_338:A run takes only days; var.log_retention_days sets how long its logs are kept
+  #checkov:skip=CKV_AWS_338:A run takes only days
   for_each = local.roles
 
   name              = "/apex-jax/${var.name}/${each.key}"
-  retention_in_days = var.log_retention_days
+  retention_in_days = 30
   kms_key_id        = aws_kms_key.fleet.arn
 }

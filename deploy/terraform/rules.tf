@@ -11,6 +11,10 @@ resource "terraform_data" "rules" {
       error_message = "settings: nothing ends this run: give total_minutes above 0, such as settings = { total_minutes = \"600\" }, or total_updates, or total_environment_frames."
     }
     precondition {
+      condition     = length(local.wrong_numbers) == 0
+      error_message = "${join(", ", local.wrong_numbers)}: give whole numbers, at least 1 (actor_hosts and learner_devices: 0)."
+    }
+    precondition {
       condition     = alltrue([for given in [length(var.subnet_ids) > 0, var.endpoints_security_group_id != ""] : given != local.own_vpc])
       error_message = "vpc_id, subnet_ids and endpoints_security_group_id go together: give all for an existing VPC, none for an own one."
     }
@@ -57,6 +61,15 @@ resource "terraform_data" "rules" {
   }
 }
 
+locals {
+  wrong_numbers = [
+    for name, number in {
+      ladder_environments = local.ladder_environments, replay_hosts = local.replay_hosts, learner_devices = local.learner_devices,
+      actor_hosts         = local.actor_hosts, actor_host_environments = local.actor_host_environments
+    } : name if floor(number) != number || number < (contains(["actor_hosts", "learner_devices"], name) ? 0 : 1)
+  ]
+}
+
 # The fleet that was applied first with this state: with another region, Terraform would find none of it.
 resource "terraform_data" "fleet" {
   input = { name = var.name, region = var.region }
@@ -64,19 +77,4 @@ resource "terraform_data" "fleet" {
   lifecycle {
     ignore_changes = [input]
   }
-}
-
-# Everything that a host needs: it is created before the first host and destroyed after the last one.
-resource "terraform_data" "host_needs" {
-  depends_on = [
-    aws_iam_role_policy.role,
-    aws_route_table_association.private,
-    aws_vpc_endpoint.interface,
-    aws_vpc_endpoint.s3,
-    aws_vpc_security_group_egress_rule.endpoints,
-    aws_vpc_security_group_egress_rule.link,
-    aws_vpc_security_group_egress_rule.s3,
-    aws_vpc_security_group_ingress_rule.endpoints,
-    aws_vpc_security_group_ingress_rule.link,
-  ]
 }

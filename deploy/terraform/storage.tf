@@ -3,6 +3,7 @@
 resource "aws_s3_bucket" "results" {
   #checkov:skip=CKV_AWS_18:Only the fleet's roles can read it, through their endpoint; access logs would cost a second bucket
   #checkov:skip=CKV_AWS_144:A run can be trained anew: a second region's copy would cost more than it protects
+  #checkov:skip=CKV2_AWS_65:S3 makes new buckets without access control lists
   #checkov:skip=CKV2_AWS_62:Nothing waits for an object to appear
   count = var.bucket == "" ? 1 : 0
 
@@ -50,16 +51,6 @@ resource "aws_s3_bucket_public_access_block" "results" {
   block_public_policy     = true
   ignore_public_acls      = true
   restrict_public_buckets = true
-}
-
-resource "aws_s3_bucket_ownership_controls" "results" {
-  count = var.bucket == "" ? 1 : 0
-
-  bucket = aws_s3_bucket.results[0].id
-
-  rule {
-    object_ownership = "BucketOwnerEnforced"
-  }
 }
 
 resource "aws_s3_bucket_lifecycle_configuration" "results" {
@@ -125,7 +116,6 @@ resource "terraform_data" "results" {
   depends_on = [
     terraform_data.fleet, # which says the region of the bucket that stays
     aws_s3_bucket_lifecycle_configuration.results,
-    aws_s3_bucket_ownership_controls.results,
     aws_s3_bucket_policy.results,
     aws_s3_bucket_public_access_block.results,
     aws_s3_bucket_server_side_encryption_configuration.results,

@@ -5,14 +5,6 @@ variable "zone_names" {
   description = "Zones of the fleet's own VPC; the first holds replay and learner, actors and evaluator are spread over all. Empty = the region's first zone. More zones: more spot capacity, and traffic to pay for."
   default     = []
   nullable    = false
-
-  validation {
-    condition = (
-      length(var.zone_names) <= 3 && length(distinct(var.zone_names)) == length(var.zone_names) &&
-      alltrue([for zone in var.zone_names : can(regex("^[a-z]{2}(-[a-z]+)+-[0-9][a-h]$", zone))])
-    )
-    error_message = "zone_names: at most 3 zones, each once, such as [\"us-east-1b\", \"us-east-1a\"]."
-  }
 }
 
 variable "vpc_id" {

@@ -8,16 +8,14 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import pytest
 
 from deploy.tests.tools import COMMIT, REGION, Terraform, aim_at_moto, aws, copy_of_terraform, make_images
 from tests.rigs.processes import ROOT
 
-T = TypeVar("T")
 NAME = "apex-test"
 # moto has no instance refresh, and a budget fails in it: deploy/README.md lists what is not shown here.
 VARIABLES = [f"-var=name={NAME}", f"-var=commit={COMMIT}", "-var=alarm_email=someone@example.org"]
@@ -40,30 +38,16 @@ class Fleet:
         return aws(self.url, service, self.region)
 
     def apply(self, *variables: str) -> None:
-        self._keeping_mixes(lambda: self._change("apply", *variables))
+        self._change("apply", *variables)
 
     def paste(self, name: str) -> None:
         """Runs one of the commands that change the fleet, as the outputs show it: without any option of its own."""
-        command = self.command(name)
-        code, said = self._keeping_mixes(lambda: self.do(command, seconds=900))
+        code, said = self.do(self.command(name), seconds=900)
         assert code == 0, said
         self.said = said.splitlines()
 
     def destroy(self, *variables: str, codes: tuple[int, ...] = (0,)) -> None:
         self._change("destroy", *variables, codes=codes)
-
-    def _keeping_mixes(self, change: Callable[[], T]) -> T:
-        """Makes a change; moto forgets the mix of instance types of a group that is updated, which AWS keeps."""
-        before = self.groups()
-        changed = change()
-        for role, group in self.groups().items():
-            if "MixedInstancesPolicy" not in group and role in before:
-                mix = before[role]["MixedInstancesPolicy"]
-                mix["LaunchTemplate"]["LaunchTemplateSpecification"].pop("LaunchTemplateName")  # it has the id, too
-                self.aws("autoscaling").update_auto_scaling_group(
-                    AutoScalingGroupName=group["AutoScalingGroupName"], MixedInstancesPolicy=mix
-                )
-        return changed
 
     def _change(self, action: str, *variables: str, codes: tuple[int, ...] = (0,)) -> None:
         arguments = ("-auto-approve", "-input=false", "-no-color", *self._given(*variables))

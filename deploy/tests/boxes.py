@@ -1,17 +1,60 @@
-"""Machines of a lab: each a namespace with its own address, files, processes and sshd if it is wanted (needs root)."""
+"""Machines on this one: each a namespace with its own address, files and processes, and sshd if wanted (needs root)."""
 
 from __future__ import annotations
 
+import os
 import shlex
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
-from deploy.tests.hosts import SUBNET, Bridge, connect, do
 from tests.rigs.processes import wait_until
 
+SUBNET = "10.83.7"
+GATEWAY = f"{SUBNET}.1"  # of the bridge: moto answers here
 VENV = Path(sys.prefix)
+
+
+def do(*command: str | Path, seconds: float = 60) -> str:
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=seconds)
+    assert done.returncode == 0, f"{' '.join(map(str, command))}: {done.stdout}"
+    return done.stdout
+
+
+class Bridge:
+    """The subnet."""
+
+    def __init__(self) -> None:
+        self.name = f"apex{os.getpid() % 10**6}"
+
+    def __enter__(self) -> Bridge:
+        do("ip", "link", "add", self.name, "type", "bridge")
+        do("ip", "address", "add", f"{GATEWAY}/24", "dev", self.name)
+        do("ip", "link", "set", self.name, "up")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        do("ip", "link", "delete", self.name)
+
+
+def overlays(folder: Path) -> str:
+    """Returns a script for a mount namespace, after which changes in /etc, /opt, /usr and /var go to the folder."""
+    lines = ["set -euo pipefail"]
+    for name in ("etc", "opt", "usr", "var"):
+        upper, work = folder / name, folder / "work" / name
+        options = f"lowerdir=/{name},upperdir={upper},workdir={work}"
+        lines += [f"mkdir -p {upper} {work}", f"mount -t overlay overlay -o {options} /{name}"]
+    return "\n".join(lines)
+
+
+def connect(bridge: str, namespace: str, link: str, address: str) -> None:
+    """Makes a network namespace with this address on a bridge."""
+    do("ip", "netns", "add", namespace)
+    do("ip", "link", "add", link, "type", "veth", "peer", "name", "eth0", "netns", namespace)
+    do("ip", "link", "set", link, "master", bridge, "up")
+    for command in (f"address add {address}/24 dev eth0", "link set eth0 up", "link set lo up"):
+        do("ip", "-n", namespace, *command.split())
 
 
 class Box:
@@ -25,15 +68,19 @@ class Box:
         apart = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"]
         with open(folder / "console.log", "wb") as log:
             self._process = subprocess.Popen(
-                ["ip", "netns", "exec", self._namespace, *apart, "bash", "-euc", script], stdout=log, stderr=log
-            )
+                ["ip", "netns", "exec", self._namespace, *apart, "bash", "-euc", script], stdout=log, stderr=log,
+                stdin=subprocess.DEVNULL,
+            )  # fmt: skip
+
+    def init(self) -> int:
+        """Returns the process id of the script."""
+        children = Path(f"/proc/{self._process.pid}/task/{self._process.pid}/children")
+        (init,) = wait_until(lambda: children.read_text().split())
+        return int(init)
 
     def prefix(self) -> tuple[str, ...]:
         """Returns words of a command that becomes what follows it, in the box."""
-        (init,) = wait_until(
-            lambda: Path(f"/proc/{self._process.pid}/task/{self._process.pid}/children").read_text().split()
-        )
-        return ("nsenter", f"--target={init}", "--mount", "--net", "--pid")
+        return ("nsenter", f"--target={self.init()}", "--mount", "--net", "--pid")
 
     def processes(self) -> list[str]:
         """Returns the command of each Python program in the box."""
@@ -52,6 +99,10 @@ class Box:
     def exit_code(self) -> int | None:
         """Returns the exit code of the script; None if it runs."""
         return self._process.poll()
+
+    def wait(self, seconds: float) -> None:
+        """Waits until the script has ended."""
+        self._process.wait(seconds)
 
     def switch_off(self) -> None:
         self._process.kill()  # --kill-child: its process 1 goes, and so all of its namespace

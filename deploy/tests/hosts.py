@@ -3,105 +3,28 @@
 from __future__ import annotations
 
 import os
-import shutil
+import shlex
 import signal
-import subprocess
 import sys
 import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
 
+from deploy.tests.boxes import Box, Bridge, do, overlays
 from deploy.tests.tools import CREDENTIALS, DEPLOY, aws
 from tests.rigs.processes import ROOT
 
-SUBNET = "10.83.7"
-GATEWAY = f"{SUBNET}.1"  # of the bridge: moto and the metadata service answer here
 DOMAIN = "apex-jax.internal"
 NAMED = ("replay", "replay-1", "learner")  # by which others find a host
 
 
-def do(*command: str | Path, seconds: float = 60) -> str:
-    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=seconds)
-    assert done.returncode == 0, f"{' '.join(map(str, command))}: {done.stdout}"
-    return done.stdout
-
-
-class Bridge:
-    """The subnet, and the metadata service with each host's address."""
-
-    def __init__(self) -> None:
-        self.name = f"apex{os.getpid() % 10**6}"
-
-    def __enter__(self) -> Bridge:
-        do("ip", "link", "add", self.name, "type", "bridge")
-        do("ip", "address", "add", f"{GATEWAY}/24", "dev", self.name)
-        do("ip", "link", "set", self.name, "up")
-
-        class Metadata(BaseHTTPRequestHandler):
-            def do_PUT(self) -> None:
-                self._say(200, "token")
-
-            def do_GET(self) -> None:
-                if self.path.endswith("/local-ipv4"):
-                    self._say(200, self.client_address[0])
-                else:
-                    self._say(404, "")
-
-            def _say(self, code: int, text: str) -> None:
-                self.send_response(code)
-                self.end_headers()
-                self.wfile.write(text.encode())
-
-            def log_message(self, format: str, *args: Any) -> None:
-                """Sends nothing."""
-
-        self._server = ThreadingHTTPServer((GATEWAY, 0), Metadata)
-        self.metadata_url = f"http://{GATEWAY}:{self._server.server_address[1]}"
-        threading.Thread(target=self._server.serve_forever, daemon=True).start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._server.shutdown()
-        self._server.server_close()
-        do("ip", "link", "delete", self.name)
-
-
-def connect(bridge: str, namespace: str, link: str, address: str) -> None:
-    """Makes a network namespace with this address on a bridge."""
-    do("ip", "netns", "add", namespace)
-    do("ip", "link", "add", link, "type", "veth", "peer", "name", "eth0", "netns", namespace)
-    do("ip", "link", "set", link, "master", bridge, "up")
-    for command in (f"address add {address}/24 dev eth0", "link set eth0 up", "link set lo up"):
-        do("ip", "-n", namespace, *command.split())
-
-
-class Host:
+class Host(Box):
     """One instance: from its boot to its end."""
 
-    def __init__(self, folder: Path, number: int, name: str, bridge: str, timer_seconds: float):
+    def __init__(self, folder: Path, number: int, name: str, bridge: Bridge, timer_seconds: float):
         """`name`: its role, or that of a further replay server."""
-        self.name, self.role, self.address = name, name.partition("-")[0], f"{SUBNET}.{number}"
-        self._timer_seconds = timer_seconds
-        self.folder = folder
-        self._namespace = f"{bridge}n{number}"
-        self._link = f"{bridge}v{number}"
-        self._bridge = bridge
-        self._process: subprocess.Popen[bytes] | None = None
-
-    def boot(self) -> None:
-        name = self._namespace
-        connect(self._bridge, name, self._link, self.address)
-        with open(self.folder / "console.log", "wb") as console:
-            apart = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"]
-            init = [sys.executable, "-m", "deploy.tests.init", str(self.folder), str(self._timer_seconds)]
-            self._process = subprocess.Popen(
-                ["ip", "netns", "exec", name, *apart, *init],
-                cwd=ROOT,
-                stdout=console,
-                stderr=console,
-                stdin=subprocess.DEVNULL,
-            )
+        self.name, self.role = name, name.partition("-")[0]
+        init = shlex.join([sys.executable, "-m", "deploy.tests.init", str(folder), str(timer_seconds)])
+        super().__init__(bridge, number, folder, f"cd {shlex.quote(str(ROOT))}; exec {init}")
 
     @property
     def run_directory(self) -> Path:
@@ -115,38 +38,19 @@ class Host:
         )
 
     def run(self, *command: str) -> str:
-        """Runs a command in a shell on the host; returns its output."""
-        assert self._process is not None
-        (init,) = do("pgrep", "-P", str(self._process.pid)).split()
-        return do("nsenter", f"--target={init}", "--mount", "--net", "--pid", *command)
+        """Runs a command on the host; returns its output."""
+        return do(*self.prefix(), *command)
 
     def secret_key(self) -> str:
         """Returns the role's secret key on the host; empty if there is none."""
         path = self.folder / f"own/etc/apex-jax/keys/{self.role}.secret"
         return path.read_text() if path.exists() else ""
 
-    def is_up(self) -> bool:
-        return self._process is not None and self._process.poll() is None
-
-    def shut_down(self, seconds: float = 130) -> None:
+    def shut_down(self) -> None:
         """Stops the units of the instance, then the instance."""
-        assert self._process is not None
-        for pid in do("pgrep", "-P", str(self._process.pid)).split():
-            os.kill(int(pid), signal.SIGTERM)
-        self._process.wait(seconds)
-        self._remove()
-
-    def die(self) -> None:
-        """Terminates the instance with its files."""
-        if self._process is not None:
-            self._process.kill()  # --kill-child: its process 1 goes, and so all of its namespace
-            self._process.wait()
-        self._remove()
-
-    def _remove(self) -> None:
-        subprocess.run(["ip", "link", "delete", self._link], capture_output=True)
-        subprocess.run(["ip", "netns", "delete", self._namespace], capture_output=True)
-        self._process = None
+        os.kill(self.init(), signal.SIGTERM)
+        self.wait(130)
+        self.switch_off()
 
 
 class Hosts:
@@ -181,7 +85,7 @@ class Hosts:
         self._ended.set()
         self._resolver.join()
         for host in self.all:
-            host.die()
+            host.switch_off()
 
     def start(self, name: str) -> Host:
         """Starts a host with a new address. `name`: its role, or that of a further replay server."""
@@ -195,16 +99,13 @@ class Hosts:
         environment = {
             **CREDENTIALS,
             "AWS_ENDPOINT_URL": self._url,
-            "APEX_JAX_METADATA_URL": self._bridge.metadata_url,
             "APEX_JAX_SERVICE_ID": self._services.get(name, ""),
             "APEX_JAX_RETRY_SECONDS": "1",
             "JAX_PLATFORMS": "cpu",
         }
         (folder / "extra-environment").write_text("".join(f'{key}="{value}"\n' for key, value in environment.items()))
-        host = Host(folder, self._number, name, self._bridge.name, self._timer_seconds)
-        self.all.append(host)
-        host.boot()
-        return host
+        self.all.append(Host(folder, self._number, name, self._bridge, self._timer_seconds))
+        return self.all[-1]
 
     def replace(self, host: Host) -> Host:
         """Kills the instance; its group starts another."""
@@ -213,7 +114,7 @@ class Hosts:
 
     def lose(self, host: Host) -> None:
         """Kills the instance; its group starts none yet."""
-        host.die()
+        host.switch_off()
         self.all.remove(host)
 
     def _resolve(self) -> None:
@@ -231,19 +132,10 @@ class Hosts:
 
 def make_image(folder: Path) -> Path:
     """Runs provision.sh on this checkout's commit; returns the changes in /etc, /opt, /usr and /var."""
-    image, work = folder / "image", folder / "image-work"
-    script = ["set -euo pipefail"]
-    for name in ("etc", "opt", "usr", "var"):
-        (image / name).mkdir(parents=True)
-        (work / name).mkdir(parents=True)
-        options = f"lowerdir=/{name},upperdir={image / name},workdir={work / name}"
-        script.append(f"mount -t overlay overlay -o {options} /{name}")
-    archive = folder / "apex-jax.tar.gz"
-    commit = do("git", "-C", ROOT, "rev-parse", "HEAD").strip()
-    do("git", "-C", ROOT, "archive", "--format=tar.gz", "-o", archive, commit)
-    script.append(f"bash {DEPLOY / 'provision.sh'} --source {archive} --commit {commit}")
-    do("unshare", "--mount", "bash", "-c", "\n".join(script), seconds=900)
-    shutil.rmtree(work, ignore_errors=True)
+    image, archive = folder / "image", folder / "apex-jax.tar.gz"
+    do("git", "-C", ROOT, "archive", "--format=tar.gz", "-o", archive, "HEAD")
+    script = f"{overlays(image)}\nbash {DEPLOY / 'provision.sh'} {archive}"
+    do("unshare", "--mount", "bash", "-c", script, seconds=900)
     return image
 
 

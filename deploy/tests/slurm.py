@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 from typing import IO
 
-from deploy.tests.hosts import GATEWAY, SUBNET, Bridge, connect
+from deploy.tests.boxes import GATEWAY, SUBNET, Bridge, connect
 from tests.rigs.processes import ROOT, wait_until
 
 NODES = {f"node{i}": f"{SUBNET}.{10 + i}" for i in (1, 2, 3)}

@@ -17,7 +17,8 @@ from typing import Any, NamedTuple
 import pytest
 
 from apex_jax.run.metric_files import read_metrics
-from deploy.tests.hosts import GATEWAY, Bridge, Host, Hosts, make_image, stored
+from deploy.tests.boxes import GATEWAY, Bridge
+from deploy.tests.hosts import Host, Hosts, make_image, stored
 from deploy.tests.tools import CREDENTIALS, aws, moto_server, rendered_user_data
 from tests.rigs.processes import ROOT
 
@@ -237,7 +238,7 @@ def test_fleet_survives_the_loss_of_a_host_and_takes_its_replacement_in(fleet: F
     if role == "evaluator":
         fleet.wait(lambda: fleet.value(new, "eval/updates") > before, "an evaluation of newer weights")
     fleet.wait_for_progress(f"after the loss of {role}")
-    assert new.is_up()
+    assert new.exit_code() is None
 
 
 @pytest.mark.parametrize("server", SERVERS)
@@ -256,7 +257,7 @@ def test_fleet_learns_on_without_one_of_its_replay_servers_which_returns_with_it
     assert f"fetched the {server} of the run from s3://" in new.log()
     assert sizes(new, now)[0] > held / 2
     fleet.wait_for_progress(f"after the loss of {server}")
-    assert new.is_up()
+    assert new.exit_code() is None
 
 
 def test_fleet_learns_on_with_keys_that_were_rotated(fleet: Fleet) -> None:

@@ -1,20 +1,18 @@
-"""The programs beside the role on a host, as real processes, with moto and a stand-in for the metadata service."""
+"""The programs beside the role on a host, as real processes, with moto and a stand-in for the role's status page."""
 
 from __future__ import annotations
 
-import json
 import os
 import stat
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from deploy.tests.conftest import StatusServer
 from deploy.tests.tools import CREDENTIALS, aws, moto_server
 from tests.rigs.processes import ROOT, wait_until
 
@@ -22,57 +20,7 @@ pytestmark = [pytest.mark.deploy, pytest.mark.timeout(180)]
 
 FLEET = "apex-host-test"
 PATH = f"/apex-jax/{FLEET}/keys"
-TOKEN = "a-token"
 RUN = "run-1 total_minutes=240"
-
-
-class Stub(ThreadingHTTPServer):
-    """The instance metadata service (IMDSv2), or a role's status page: answers GETs from `pages`."""
-
-    daemon_threads = True
-
-    def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), Answer)
-        self.pages: dict[str, str] = {}
-        self.refused = 0  # questions without a token
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_address[1]}"
-
-
-class Answer(BaseHTTPRequestHandler):
-    """One request."""
-
-    server: Stub
-
-    def do_PUT(self) -> None:
-        self._say(200, TOKEN if self.path == "/latest/api/token" else "")
-
-    def do_GET(self) -> None:
-        if self.path.startswith("/latest/") and self.headers.get("X-aws-ec2-metadata-token") != TOKEN:
-            self.server.refused += 1
-            self._say(401, "")
-        elif (page := self.server.pages.get(self.path)) is None:
-            self._say(404, "")
-        else:
-            self._say(200, page)
-
-    def _say(self, code: int, text: str) -> None:
-        self.send_response(code)
-        self.end_headers()
-        self.wfile.write(text.encode())
-
-    def log_message(self, format: str, *args: Any) -> None:
-        """Sends nothing."""
-
-
-@pytest.fixture
-def stub() -> Iterator[Stub]:
-    with Stub() as stub:
-        threading.Thread(target=stub.serve_forever, daemon=True).start()
-        yield stub
-        stub.shutdown()
 
 
 @pytest.fixture(scope="module")
@@ -152,7 +100,7 @@ def test_boot_waits_for_keys_that_are_pushed_later(url: str, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("name", ["replay", "replay-1"])
-def test_boot_points_the_name_at_the_host_that_booted_last(url: str, stub: Stub, name: str) -> None:
+def test_boot_points_the_name_at_the_host_that_booted_last(url: str, name: str) -> None:
     discovery = aws(url, "servicediscovery")
     namespace = discovery.create_private_dns_namespace(Name=f"{name}.internal", Vpc=f"vpc-of-{name}")
     operation = discovery.get_operation(OperationId=namespace["OperationId"])["Operation"]
@@ -161,15 +109,13 @@ def test_boot_points_the_name_at_the_host_that_booted_last(url: str, stub: Stub,
         NamespaceId=operation["Targets"]["NAMESPACE"],
         DnsConfig={"DnsRecords": [{"Type": "A", "TTL": 10}]},
     )["Service"]["Id"]
-    for address in ("10.83.0.5", "10.83.0.9"):
-        stub.pages["/latest/meta-data/local-ipv4"] = address
-        environment = {"APEX_JAX_SERVICE_ID": service, "APEX_JAX_METADATA_URL": stub.url, **named(name)}
-        done = run("deploy.host.boot", AWS_ENDPOINT_URL=url, **environment)
-        assert done.returncode == 0, done.stderr
+    before = {"AWS_INSTANCE_IPV4": "10.83.0.5"}
+    discovery.register_instance(ServiceId=service, InstanceId=name, Attributes=before)
+    done = run("deploy.host.boot", AWS_ENDPOINT_URL=url, APEX_JAX_SERVICE_ID=service, **named(name))
+    assert done.returncode == 0, done.stderr
     instances = discovery.list_instances(ServiceId=service)["Instances"]
     assert {one["Id"] for one in instances} == {name}  # one identity: AWS overwrites it, moto appends
-    assert instances[-1]["Attributes"]["AWS_INSTANCE_IPV4"] == "10.83.0.9"
-    assert stub.refused == 0
+    assert instances[-1]["Attributes"]["AWS_INSTANCE_IPV4"] == "127.0.0.1"  # from which this machine reaches moto
 
 
 def test_boot_does_nothing_on_a_machine_outside_of_aws() -> None:
@@ -197,18 +143,17 @@ UNITS = {"running": "active", "ended": "inactive", "stopped": "inactive"}  # the
     ],
 )
 def test_health_report_has_the_metrics_that_the_alarms_read(
-    url: str, stub: Stub, tmp_path: Path, name: str, unit: str, status: Any, healthy: int, finished: int
+    url: str, server: StatusServer, tmp_path: Path, name: str, unit: str, status: Any, healthy: int, finished: int
 ) -> None:
-    if status is not None:
-        stub.pages["/status"] = json.dumps(status)
+    server.code, server.content = (404, None) if status is None else (200, status)
     systemctl = tmp_path / "systemctl"
     shown = f"ActiveState={UNITS[unit]}\nExecMainCode=1\nExecMainStatus={143 if unit == 'stopped' else 0}"
-    systemctl.write_text(f"#!/bin/sh\n[ $1 $2 = 'show apex-jax@{name.partition('-')[0]}.service' ] && echo '{shown}'\n")
-    systemctl.write_text(systemctl.read_text().replace("[ $1 $2", '[ "$1 $2"'))
+    asked = f"show apex-jax@{name.partition('-')[0]}.service"
+    systemctl.write_text(f"""#!/bin/sh\n[ "$1 $2" = '{asked}' ] && echo '{shown}'\n""")
     systemctl.chmod(0o755)
     environment = {
         **named(name),
-        "APEX_JAX_STATUS": stub.url.replace("http", "tcp"),
+        "APEX_JAX_STATUS": server.address,
         "APEX_JAX_NAMESPACE": "ApexJax",
         "APEX_JAX_FLEET": FLEET,
         "APEX_JAX_RUN_AND_END": RUN,

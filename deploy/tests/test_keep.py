@@ -5,13 +5,11 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import threading
-from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
 
+from deploy.tests.conftest import StatusServer
 from deploy.tests.tools import DEPLOY
 from tests.rigs.processes import wait_until
 
@@ -77,44 +75,23 @@ def test_sigterm_reaches_the_role_which_has_time_to_save(folder: Path) -> None:
     assert (process.returncode, output) == (143, "saved\n")
 
 
-class Status(BaseHTTPRequestHandler):
-    """A status address that answers with a code."""
-
-    code = 200
-
-    def do_GET(self) -> None:
-        self.send_response(Status.code if self.path == "/status" else 404)
-        self.end_headers()
-
-
-@pytest.fixture
-def status(monkeypatch: pytest.MonkeyPatch) -> Iterator[HTTPServer]:
-    monkeypatch.setattr(Status, "code", 200)
-    with HTTPServer(("127.0.0.1", 0), Status) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield server
-        server.shutdown()
-
-
 @pytest.mark.quick
-def test_health_is_what_the_status_address_says(status: HTTPServer) -> None:
-    address = f"tcp://127.0.0.1:{status.server_port}"
-
+def test_health_is_what_the_status_address_says(server: StatusServer) -> None:
     def code() -> int:
-        return subprocess.run([DEPLOY / "healthy", address], capture_output=True, timeout=30).returncode
+        return subprocess.run([DEPLOY / "healthy", server.address], capture_output=True, timeout=30).returncode
 
     assert code() == 0
-    Status.code = 503
+    server.code = 503
     assert code() == 1
-    status.shutdown()
-    status.server_close()
+    server.shutdown()
+    server.server_close()
     assert code() == 2
 
 
-def test_role_that_says_that_it_hangs_is_killed_and_started_again(folder: Path, status: HTTPServer) -> None:
-    process = keep(folder, "", f"addresses.status=tcp://127.0.0.1:{status.server_port}")
+def test_role_that_says_that_it_hangs_is_killed_and_started_again(folder: Path, server: StatusServer) -> None:
+    process = keep(folder, "", f"addresses.status={server.address}")
     wait_until((folder / "pid").exists, 30)
-    first, Status.code = (folder / "pid").read_text(), 503
+    first, server.code = (folder / "pid").read_text(), 503
     wait_until(lambda: (folder / "pid").read_text() not in ("", first), 60)
     process.send_signal(signal.SIGTERM)
     _, errors = process.communicate(timeout=60)

@@ -22,8 +22,7 @@ from apex_jax.config.command_line import parse
 from apex_jax.transport.addresses import split
 from apex_jax.transport.keys import ROLES, create
 from apex_jax.transport.security import LINKS
-from deploy.tests.boxes import Box
-from deploy.tests.hosts import Bridge
+from deploy.tests.boxes import Box, Bridge
 from deploy.tests.tools import DEPLOY
 from tests.rigs.processes import ROOT, checkpoints, values, wait_until
 from tests.system.test_container import USED, keys_of

@@ -1,4 +1,4 @@
-"""The scripts that make images: provision.sh for real, the others with stand-ins."""
+"""provision.sh, and the smoke test of what it has installed, for real."""
 
 from __future__ import annotations
 
@@ -7,33 +7,23 @@ from pathlib import Path
 
 import pytest
 
+from deploy.tests.boxes import overlays
 from deploy.tests.test_scripts import PROVISION, SMOKE_TEST, say
-from deploy.tests.tools import COMMIT, DEPLOY
 
 pytestmark = [pytest.mark.deploy, pytest.mark.timeout(900)]
-
-# In a mount namespace, whose changes nobody else sees.
-OVERLAY = """
-set -euo pipefail
-mount -t tmpfs -o size=6g none "$1/room"
-for folder in etc opt var usr; do
-    upper=$1/room/$folder/upper work=$1/room/$folder/work
-    mkdir -p "$upper" "$work"
-    mount -t overlay overlay -o "lowerdir=/$folder,upperdir=$upper,workdir=$work" "/$folder"
-done
-"""
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, for a mount namespace")
 def test_provision_installs_a_version_that_runs_and_a_second_time_changes_nothing(tmp_path: Path) -> None:
-    (tmp_path / "room").mkdir()
+    room = tmp_path / "room"
+    room.mkdir()
     commit = say("git", "rev-parse", "HEAD")[1].strip()
     archive = tmp_path / "apex-jax.tar.gz"
     assert say("git", "archive", "--format=tar.gz", "-o", str(archive), commit)[0] == 0
-    repository = tmp_path / "repository"
-    assert say("git", "clone", "-q", "--bare", ".", str(repository))[0] == 0
-    provision = f"bash {PROVISION} --source {archive} --commit {commit}"
-    script = f"""{OVERLAY}
+    provision = f"bash {PROVISION} {archive}"
+    script = f"""
+mount -t tmpfs -o size=6g none {room} # in a mount namespace, whose changes nobody else sees
+{overlays(room)}
 made() {{ # with the time of each change
     find /opt/apex-jax /etc /var/lib/apex-jax /var/log/apex-jax -printf '%p %l %m %U %G %s %T@\\n' | sort
 }}
@@ -46,8 +36,7 @@ test "$(readlink /opt/apex-jax/current)" = /opt/apex-jax/versions/{commit}
 test "$(stat -c '%a %U' /etc/apex-jax/keys)" = '700 apex-jax'
 test -f /etc/systemd/system/apex-jax@.service
 bash {SMOKE_TEST}
-! bash {PROVISION} --source {archive} --commit {COMMIT}
-(cd {repository} && ! bash {PROVISION} --source . --commit {COMMIT}) 2>&1 | grep -q "^error: {repository} has no commit"
+(! bash {PROVISION} main.py) 2>&1 | grep -q "^error: main.py is not of git archive"
 
 opens_gpu=/etc/systemd/system/apex-jax@learner.service.d/gpu.conf
 test ! -e $opens_gpu
@@ -64,26 +53,3 @@ test ! -s $log && test "$(cat $log.1)" = "a line"
     assert code == 0, said
     assert f"commit {commit} is installed" in said
     assert "smoke test passed" in said
-    assert f"is of commit {commit}, not of {COMMIT}" in said
-
-
-def programs(folder: Path, **lines: str) -> str:
-    """Makes stand-ins for programs; returns the PATH that finds them first."""
-    folder.mkdir(exist_ok=True)
-    for name, line in lines.items():
-        path = folder / name.replace("_", "-")
-        path.write_text(f"#!/bin/sh\n{line}\n")
-        path.chmod(0o755)
-    return f"PATH={folder}:{os.environ['PATH']}"
-
-
-def test_agent_is_restarted_until_packer_has_connected(tmp_path: Path) -> None:
-    path = programs(
-        tmp_path,
-        sleep='test "$1" = 90',
-        pgrep=f'echo x >>{tmp_path}/asked; test "$(wc -l <{tmp_path}/asked)" = 3',
-        systemctl=f'echo "$@" >>{tmp_path}/told; exit 5',  # one of the two is not there
-    )
-    assert say("env", path, "bash", str(DEPLOY / "packer/wake_agent.sh")) == (0, "")
-    units = ["snap.amazon-ssm-agent.amazon-ssm-agent.service", "amazon-ssm-agent.service"]
-    assert (tmp_path / "told").read_text().splitlines() == [f"try-restart {unit}" for unit in units * 2]

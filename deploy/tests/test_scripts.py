@@ -24,8 +24,6 @@ SCRIPTS = [
     SMOKE_TEST,
     DEPLOY / "healthy",
     DEPLOY / "keep",
-    DEPLOY / "host/start_log_agent",
-    DEPLOY / "packer/wake_agent.sh",
     DEPLOY / "slurm/apex_jax.sbatch",
     DEPLOY / "ssh/on_host",
 ]
@@ -58,11 +56,9 @@ def test_script_is_clean(script: Path) -> None:
 
 
 @pytest.mark.parametrize(("arguments", "line"), [
-    ((), "error: --source is missing"),
-    (("--source", "."), "error: --commit is ''"),
-    (("--source", ".", "--commit", "main"), "error: --commit is 'main'"),
-    (("--source",), "error: --source is missing"),
-    (("--verbose",), "error: unknown argument --verbose"),
+    ((), "error: the first argument is no file"),
+    ((".",), "error: the first argument is no file"),
+    (("main.py", "--verbose"), "error: unknown argument --verbose"),
 ])  # fmt: skip
 def test_provision_refuses_invalid_arguments(arguments: tuple[str, ...], line: str) -> None:
     code, said = say("bash", str(PROVISION), *arguments)
@@ -78,24 +74,17 @@ def unit_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     units = root / "etc/systemd/system"
     units.mkdir(parents=True)
     for path in (DEPLOY / "systemd").iterdir():
-        if path.name == "apex-jax@.service.d" and systemd_version() < 254:
-            continue  # as provision.sh does
         if path.is_dir():
             shutil.copytree(path, units / path.name)
         elif path.suffix in (".service", ".timer"):
-            shutil.copy(path, units)
+            known = re.sub("^Restart(Steps|MaxDelaySec)=.*\n", "", path.read_text(), flags=re.MULTILINE)  # since 254
+            (units / path.name).write_text(known)
     programs = root / "opt/apex-jax/current/.venv/bin"
     for path in (programs / "python", root / "usr/bin/nvidia-modprobe", root / "bin/sh"):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("#!/bin/sh\n")
         path.chmod(0o755)
     return root
-
-
-def systemd_version() -> int:
-    found = re.search(r"systemd (\d+)", say(tool("systemctl"), "--version")[1])
-    assert found
-    return int(found[1])
 
 
 def unit_name(path: Path, role: str) -> str:
@@ -113,7 +102,7 @@ def test_units_pass_systemd_analyze_verify(unit_root: Path, role: str) -> None:
             shutil.copy(system / name, target)
     names = [unit_name(path, role) for path in UNITS]
     code, said = say(analyze, "verify", "--man=no", "--recursive-errors=no", f"--root={unit_root}", *names)
-    assert (code, [line for line in said.splitlines() if "apex-jax" in line]) == (0, []), said
+    assert (code, [line for line in said.splitlines() if "apex-" in line]) == (0, []), said
 
 
 SERVICES = {unit_name(path, role) for path in UNITS if path.suffix == ".service" for role in ("actor", "learner")}
@@ -175,9 +164,6 @@ def test_packer_template_is_valid(tmp_path: Path) -> None:
     code, said = say(packer, "validate", "-var=commit=main", str(folder))
     assert code != 0
     assert "40 hexadecimal digits" in said
-    code, said = say(packer, "validate", f"-var=commit={COMMIT}", "-var=gpu_instance_type=g5g.xlarge", str(folder))
-    assert code != 0
-    assert "no ARM" in said
 
 
 def template(name: str) -> Any:
@@ -221,9 +207,7 @@ def test_user_data_has_the_settings_that_the_unit_needs(user_data: dict[str, str
     assert yaml.safe_load(files["/opt/aws/amazon-cloudwatch-agent/etc/apex-jax.json"]["content"])["logs"]
     assert ["systemctl", "enable", "--now", "--no-block", f"apex-jax@{role}.service"] in data["runcmd"]
     *starts, last = data["runcmd"]
-    assert last == [
-        "/opt/apex-jax/current/deploy/host/start_log_agent"
-    ]  # an agent that hangs keeps no role from starting
+    assert "amazon-cloudwatch-agent-ctl" in last[0]  # an agent that hangs keeps no role from starting
     started = {name.replace(f"@{role}", "@") for _, _, _, _, name in starts}
     assert started <= {path.name for path in UNITS}
 

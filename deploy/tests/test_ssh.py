@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from deploy.tests.boxes import Box, give_venv, sshd
-from deploy.tests.hosts import Bridge, do
+from deploy.tests.boxes import Box, Bridge, do, give_venv, sshd
 from deploy.tests.tools import DEPLOY
 from tests.rigs.processes import checkpoints, values, wait_until
 

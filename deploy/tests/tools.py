@@ -160,15 +160,18 @@ def aws(url: str, service: str, region: str = REGION) -> Any:
 def aim_at_moto(folder: Path, url: str) -> None:
     """Makes the real provider use moto instead of AWS, by an override file; the configuration is unchanged.
 
-    moto forgets the descriptions of security groups' rules and the maintenance policy of a group, adds empty parts to a
-    scaling policy, and takes a launch template's own tags for those of what is launched: a plan ignores these.
+    moto forgets the descriptions of security groups' rules, a group's maintenance policy and, once a group is updated,
+    its mix of instance types. It adds empty parts to a scaling policy, and takes a launch template's own tags for those
+    of what is launched. A plan ignores these.
     """
-    forgotten = "\n".join(_ignoring(f"aws_vpc_security_group_{way}_rule", name, "description") for way, name in RULES)
-    (folder / "role/moto_override.tf").write_text(
-        _ignoring("aws_launch_template", "role", "tag_specifications")
-        + _ignoring("aws_autoscaling_group", "role", "instance_maintenance_policy")
-        + _ignoring("aws_autoscaling_policy", "end", "enabled, predictive_scaling_configuration")
-    )
+    forgotten = "\n".join((
+        *(_ignoring(f"aws_vpc_security_group_{way}_rule", name, "description") for way, name in RULES),
+        _ignoring("aws_launch_template", "role", "tag_specifications"),
+        _ignoring(
+            "aws_autoscaling_group", "role", "instance_maintenance_policy, mixed_instances_policy, launch_template"
+        ),
+        _ignoring("aws_autoscaling_policy", "end", "enabled, predictive_scaling_configuration"),
+    ))  # fmt: skip
     endpoints = "\n".join(f'    {service} = "{url}"' for service in SERVICES)
     (folder / "moto_override.tf").write_text(
         f"""provider "aws" {{

@@ -80,7 +80,7 @@ run "run_that_is_over_starts_no_host" {
   expect_failures = [check.run]
 
   assert {
-    condition     = module.learner.group.hosts + module.replay[0].group.hosts + module.actor.group.hosts + module.evaluator[0].group.hosts == 0
+    condition     = sum(values(aws_autoscaling_group.role)[*].desired_capacity) == 0
     error_message = "An apply must not undo what the end of the run did."
   }
 }
@@ -107,5 +107,26 @@ run "roles_without_hosts_raise_nothing" {
   assert {
     condition     = toset(keys(aws_cloudwatch_metric_alarm.health)) == toset(["learner"]) && length(aws_cloudwatch_metric_alarm.actors_missing) == 0
     error_message = "Nobody is missed who was not asked for."
+  }
+}
+
+run "budget_by_mail" {
+  variables {
+    alarm_email        = "someone@example.org"
+    monthly_budget_usd = 100
+  }
+
+  assert {
+    condition     = aws_sns_topic_subscription.email[0].endpoint == "someone@example.org" && aws_budgets_budget.month[0].limit_amount == "100"
+    error_message = "Alarms and the budget write to the address."
+  }
+  assert {
+    condition = toset([
+      for one in aws_budgets_budget.month[0].notification :
+      join(" ", [one.notification_type, one.comparison_operator, one.threshold, one.threshold_type, join(",", one.subscriber_email_addresses)])
+      ]) == toset([
+      for when in ["ACTUAL GREATER_THAN 80", "ACTUAL GREATER_THAN 100", "FORECASTED GREATER_THAN 100"] : "${when} PERCENTAGE someone@example.org"
+    ])
+    error_message = "The budget writes at 80 and 100 % of it, and when more is forecast: a forecast comes late, or never in a new account."
   }
 }

@@ -1,4 +1,4 @@
-# Hosts: presets, groups, disks, metadata service, user data.
+# Hosts: presets, groups, disks, user data, zones, an existing VPC. deploy/tests/test_apply.py has the rules of an applied fleet.
 
 mock_provider "aws" {
   source = "./tests/mocks"
@@ -11,40 +11,60 @@ variables {
 
 run "small" {
   assert {
-    condition     = module.actor.group.hosts == 2 && module.learner.group.instance_types[0] == "g6.xlarge"
-    error_message = "The preset small has two actor hosts and a small GPU."
-  }
-  assert {
-    condition     = module.replay[0].group.hosts == 1 && module.replay[0].group.max_size == 1 && module.learner.group.hosts == 1 && module.learner.group.max_size == 1
-    error_message = "Replay and learner are groups of one at most."
-  }
-  assert {
-    condition = (
-      module.replay[0].group.distribution.on_demand_percentage_above_base_capacity == 100 && !module.replay[0].group.capacity_rebalance &&
-      module.learner.group.distribution.on_demand_percentage_above_base_capacity == 100 && !module.learner.group.capacity_rebalance
-    )
-    error_message = "Replay and learner are on demand."
-  }
-  assert {
-    condition = (
-      module.actor.group.distribution.on_demand_percentage_above_base_capacity == 0 && module.actor.group.capacity_rebalance &&
-      module.actor.group.distribution.spot_allocation_strategy == "price-capacity-optimized" && length(module.actor.group.instance_types) >= 4
-    )
-    error_message = "Actors are spot instances of several types, replaced before they go."
+    condition = {
+      for role, group in aws_autoscaling_group.role : role => join(" ", [
+        group.desired_capacity, group.max_size, group.mixed_instances_policy[0].instances_distribution[0].on_demand_percentage_above_base_capacity,
+        group.mixed_instances_policy[0].launch_template[0].override[0].instance_type, length(group.instance_maintenance_policy),
+        group.instance_refresh[0].preferences[0].min_healthy_percentage, group.capacity_rebalance
+      ])
+      } == {
+      replay    = "1 1 100 r7i.large 1 0 false"
+      learner   = "1 1 100 g6.xlarge 1 0 false"
+      evaluator = "1 1 0 c7i.large 1 0 false"
+      actor     = "2 2 0 c7i.xlarge 0 50 true"
+    }
+    error_message = "Replay and learner are groups of one at most, on demand; actors are spot instances, half of which stay while the others are replaced."
   }
   assert {
     condition = alltrue([
-      for group in [module.replay[0].group, module.learner.group, module.evaluator[0].group] :
-      group.maintenance.min_healthy_percentage == 0 && group.maintenance.max_healthy_percentage == 100 && !group.capacity_rebalance
-    ]) && module.actor.group.maintenance == null
-    error_message = "Where there is one host, AWS starts no second before it has told the first to go."
-  }
-  assert {
-    condition = alltrue([
-      for group in [module.replay[0].group, module.learner.group, module.actor.group, module.evaluator[0].group] :
-      group.refresh.skip_matching && group.refresh.min_healthy_percentage == (group.hosts > 1 ? 50 : 0) && group.refresh.max_healthy_percentage == 100
+      for group in aws_autoscaling_group.role :
+      alltrue([for policy in group.instance_maintenance_policy : policy.min_healthy_percentage == 0 && policy.max_healthy_percentage == 100]) &&
+      group.instance_refresh[0].preferences[0].skip_matching && group.instance_refresh[0].preferences[0].max_healthy_percentage == 100
     ])
-    error_message = "A new template replaces the hosts that are not of it: of several half at a time, of one never a second beside it."
+    error_message = "Where there is one host, AWS starts no second before it has told the first to go, and none is replaced by its like."
+  }
+  assert {
+    condition     = alltrue([for word in ["replay.servers", "replay.index", "learner.devices", "APEX_JAX_NAME="] : !strcontains(jsonencode(output.user_data), word)])
+    error_message = "One replay server and one GPU need no setting."
+  }
+  assert {
+    condition     = strcontains(output.user_data.learner, "learner.device=gpu")
+    error_message = "A learner without its GPU fails instead of going on with the CPU."
+  }
+  assert {
+    condition     = alltrue([for role, text in output.user_data : strcontains(text, "security.keys=/etc/apex-jax/keys") && !strcontains(text, "security.insecure")])
+    error_message = "Every link has keys."
+  }
+  assert {
+    condition     = alltrue([for role, text in output.user_data : strcontains(text, "addresses.status=tcp://127.0.0.1:5559 ")])
+    error_message = "The status page is for the host itself."
+  }
+  assert {
+    condition = join(",", keys(aws_subnet.private)) == "us-east-1a" && alltrue([
+      for group in aws_autoscaling_group.role : group.vpc_zone_identifier == toset([aws_subnet.private["us-east-1a"].id])
+    ])
+    error_message = "Unless more are named, all hosts are in the region's first zone, where traffic between them is free."
+  }
+}
+
+run "changing_the_number_of_actors_changes_no_host" {
+  variables {
+    actor_hosts = 9
+  }
+
+  assert {
+    condition     = output.user_data == run.small.user_data
+    error_message = "The number of actors must be in nobody's user data: it would replace every host."
   }
 }
 
@@ -54,7 +74,7 @@ run "paper" {
   }
 
   assert {
-    condition     = module.actor.group.hosts * local.actor_host_environments >= 360 && local.ladder_environments == 360
+    condition     = aws_autoscaling_group.role["actor"].desired_capacity * local.actor_host_environments >= 360 && local.ladder_environments == 360
     error_message = "The preset paper has the paper's 360 environments."
   }
   assert {
@@ -69,11 +89,11 @@ run "large" {
   }
 
   assert {
-    condition     = length(module.replay) == 4 && module.actor.group.hosts * local.actor_host_environments == local.ladder_environments
+    condition     = local.replay_names[3] == "replay-3" && aws_autoscaling_group.role["actor"].desired_capacity * local.actor_host_environments == local.ladder_environments
     error_message = "The preset large has four replay servers, and a place on the ladder for each environment."
   }
   assert {
-    condition = module.learner.group.instance_types[0] == "g6.12xlarge" && alltrue([
+    condition = local.instance_types.learner[0] == "g6.12xlarge" && alltrue([
       for word in ["learner.devices=4 ", "learner.batch_size=2048 ", "replay.capacity_transitions=8000000 ", "replay.servers=4 "] :
       strcontains(output.user_data.learner, word)
     ])
@@ -107,48 +127,29 @@ run "variables_override_the_preset" {
     config_file             = "catch.yaml"
     instance_types          = { actor = ["c9x.large"] }
     settings                = { "seed" = "3", "replay.priority_exponent" = "0" }
+    volume_gib              = { replay = 1040 }
   }
 
   assert {
-    condition     = module.actor.group.hosts == 0 && length(module.evaluator) == 0
+    condition     = aws_autoscaling_group.role["actor"].max_size == 0 && aws_autoscaling_group.role["evaluator"].max_size == 0
     error_message = "Nought actors are nought, not the preset's number."
   }
   assert {
-    condition     = module.actor.group.distribution.on_demand_percentage_above_base_capacity == 50 && join(",", module.actor.group.instance_types) == "c9x.large"
+    condition = [
+      for policy in aws_autoscaling_group.role["actor"].mixed_instances_policy :
+      "${policy.instances_distribution[0].on_demand_percentage_above_base_capacity} ${join(",", policy.launch_template[0].override[*].instance_type)}"
+    ] == ["50 c9x.large"]
     error_message = "Types and their mix are as given."
+  }
+  assert {
+    condition     = join(" ", [for role, template in aws_launch_template.role : template.block_device_mappings[0].ebs[0].volume_size]) == "20 20 100 1040"
+    error_message = "Roles that are named have the given disk, the others the preset's."
   }
   assert {
     condition = alltrue([
       for word in ["seed=3", "replay.priority_exponent=0", "actor.ladder_size=17", "configs/catch.yaml"] : strcontains(output.user_data.replay, word)
     ])
     error_message = "Settings reach the roles."
-  }
-}
-
-run "disks_are_as_large_as_said" {
-  variables {
-    volume_gib = { replay = 1040, learner = 100 }
-  }
-
-  assert {
-    condition     = join(" ", [for host in [module.replay[0], module.learner, module.actor, module.evaluator[0]] : host.volume_gib]) == "1040 100 20 20"
-    error_message = "Roles that are named have the given disk, the others the preset's."
-  }
-}
-
-run "types_of_x86_of_any_name" {
-  variables {
-    instance_types = {
-      replay    = ["r7i.large", "u7i-12tb.224xlarge", "u-6tb1.56xlarge", "x2iedn.xlarge"]
-      learner   = ["g4dn.xlarge", "g5.xlarge", "g6.xlarge", "g6e.xlarge", "gr6.4xlarge", "g7e.2xlarge", "p4de.24xlarge", "p5en.48xlarge", "p6-b200.48xlarge"]
-      actor     = ["c7i-flex.large", "m7i-flex.large", "c9x.large", "t3a.large", "g6.xlarge", "i7ie.large"]
-      evaluator = ["t3.large"]
-    }
-  }
-
-  assert {
-    condition     = alltrue([for role, types in var.instance_types : toset(local.group[role].instance_types) == toset(types)])
-    error_message = "A g in a name is not enough to be refused."
   }
 }
 
@@ -159,15 +160,10 @@ run "two_replay_hosts" {
   }
 
   assert {
-    condition     = [for host in module.replay : host.group_name] == ["apex-jax-replay", "apex-jax-replay-1"] && toset(keys(output.user_data)) == toset(["replay", "replay-1", "learner", "actor", "evaluator"])
-    error_message = "Each replay server has a group of its own, under its name."
-  }
-  assert {
-    condition = alltrue([
-      for host in module.replay : host.group.hosts == 1 && host.group.max_size == 1 && host.group.maintenance.max_healthy_percentage == 100 &&
-      host.group.subnet_ids == module.learner.group.subnet_ids && host.group.distribution.on_demand_percentage_above_base_capacity == 100
-    ])
-    error_message = "Each is a group of one at most, on demand, beside the learner."
+    condition = [for name in ["replay", "replay-1"] : "${aws_autoscaling_group.role[name].name} ${aws_autoscaling_group.role[name].max_size}"] == [
+      "apex-jax-replay 1", "apex-jax-replay-1 1"
+    ]
+    error_message = "Each replay server has a group of its own, of one at most, under its name."
   }
   assert {
     condition = (
@@ -207,51 +203,13 @@ run "learner_uses_all_gpus_of_its_host" {
   }
 }
 
-run "roles_are_told_where_the_others_are" {
-  assert {
-    condition     = strcontains(output.user_data.actor, "addresses.experience=tcp://replay.apex-jax.internal:5550 ") && strcontains(output.user_data.actor, "addresses.weights=tcp://learner.apex-jax.internal:5552 ")
-    error_message = "An actor sends to the replay server and hears from the learner."
-  }
-  assert {
-    condition     = alltrue([for word in ["replay.servers", "replay.index", "learner.devices", "APEX_JAX_NAME="] : !strcontains(jsonencode(output.user_data), word)])
-    error_message = "One replay server and one GPU need no setting."
-  }
-  assert {
-    condition     = strcontains(output.user_data.learner, "learner.device=gpu")
-    error_message = "A learner without its GPU fails instead of going on with the CPU."
-  }
-  assert {
-    condition     = strcontains(output.user_data.learner, "addresses.sampling=tcp://replay.apex-jax.internal:5551 ") && strcontains(output.user_data.learner, "addresses.weights=tcp://*:5552 ")
-    error_message = "The learner draws from the replay server and serves weights."
-  }
-  assert {
-    condition     = alltrue([for role, text in output.user_data : strcontains(text, "security.keys=/etc/apex-jax/keys") && !strcontains(text, "security.insecure")])
-    error_message = "Every link has keys."
-  }
-  assert {
-    condition     = alltrue([for role, text in output.user_data : strcontains(text, "addresses.status=tcp://127.0.0.1:5559 ")])
-    error_message = "The status page is for the host itself."
-  }
-}
-
-run "changing_the_number_of_actors_changes_no_host" {
-  variables {
-    actor_hosts = 9
-  }
-
-  assert {
-    condition     = output.user_data == run.roles_are_told_where_the_others_are.user_data
-    error_message = "The number of actors must be in nobody's user data: it would replace every host."
-  }
-}
-
 run "stopped" {
   variables {
     running = false
   }
 
   assert {
-    condition     = module.replay[0].group.hosts + module.learner.group.hosts + module.actor.group.hosts + module.evaluator[0].group.hosts == 0
+    condition     = sum(values(aws_autoscaling_group.role)[*].max_size) == 0
     error_message = "No instance runs."
   }
   assert {
@@ -261,5 +219,45 @@ run "stopped" {
   assert {
     condition     = length(aws_s3_bucket.results) == 1
     error_message = "The bucket stays."
+  }
+}
+
+run "zones_by_name" {
+  variables {
+    zone_names = ["us-east-1c", "us-east-1a"]
+  }
+
+  assert {
+    condition     = { for zone, subnet in aws_subnet.private : zone => "${subnet.availability_zone} ${subnet.cidr_block}" } == { us-east-1a = "us-east-1a 10.83.0.0/19", us-east-1c = "us-east-1c 10.83.64.0/19" }
+    error_message = "The zones are those named, each with the addresses of its letter."
+  }
+  assert {
+    condition = (
+      aws_autoscaling_group.role["replay"].vpc_zone_identifier == toset([aws_subnet.private["us-east-1c"].id]) &&
+      aws_autoscaling_group.role["learner"].vpc_zone_identifier == toset([aws_subnet.private["us-east-1c"].id]) &&
+      aws_autoscaling_group.role["actor"].vpc_zone_identifier == toset([aws_subnet.private["us-east-1a"].id, aws_subnet.private["us-east-1c"].id])
+    )
+    error_message = "Replay and learner are in the first zone that is named."
+  }
+}
+
+run "existing_vpc" {
+  variables {
+    vpc_id                      = "vpc-0fedcba9876543210"
+    subnet_ids                  = ["subnet-0123456789abcdef0", "subnet-0123456789abcdef1"]
+    endpoints_security_group_id = "sg-0123456789abcdef0"
+  }
+
+  assert {
+    condition     = length(aws_vpc.fleet) + length(aws_subnet.private) + length(aws_vpc_endpoint.interface) + length(aws_vpc_endpoint.s3) == 0
+    error_message = "An existing VPC is left as it is."
+  }
+  assert {
+    condition     = alltrue([for group in values(aws_security_group.role) : group.vpc_id == "vpc-0fedcba9876543210"])
+    error_message = "The groups are in the given VPC."
+  }
+  assert {
+    condition     = alltrue([for rule in values(aws_vpc_security_group_egress_rule.endpoints) : rule.referenced_security_group_id == "sg-0123456789abcdef0"])
+    error_message = "Hosts reach the endpoints that are there."
   }
 }

@@ -4,9 +4,6 @@ mock_data "aws_caller_identity" {
   defaults = { account_id = "123456789012" }
 }
 
-mock_data "aws_partition" {
-  defaults = { partition = "aws" }
-}
 
 mock_data "aws_availability_zones" {
   defaults = { names = ["us-east-1a", "us-east-1b", "us-east-1c"] }
@@ -14,14 +11,6 @@ mock_data "aws_availability_zones" {
 
 mock_data "aws_ec2_instance_type_offerings" {
   defaults = { instance_types = ["r7i.large", "r7i.xlarge", "g6.xlarge", "g6.2xlarge", "g6.12xlarge"] }
-}
-
-mock_data "aws_ami" {
-  defaults = { id = "ami-0123456789abcdef0" }
-}
-
-mock_data "aws_ec2_managed_prefix_list" {
-  defaults = { id = "pl-0123456789abcdef0" }
 }
 
 mock_data "aws_s3_bucket" {
@@ -32,20 +21,8 @@ mock_data "aws_iam_policy_document" {
   defaults = { json = "{}" }
 }
 
-mock_resource "aws_vpc" {
-  defaults = { id = "vpc-0123456789abcdef0" }
-}
-
-mock_resource "aws_launch_template" {
-  defaults = { id = "lt-0123456789abcdef0", latest_version = 1 }
-}
-
 mock_resource "aws_kms_key" {
   defaults = { arn = "arn:aws:kms:us-east-1:123456789012:key/00000000-0000-0000-0000-000000000000" }
-}
-
-mock_resource "aws_iam_role" {
-  defaults = { arn = "arn:aws:iam::123456789012:role/mocked" }
 }
 
 mock_resource "aws_cloudwatch_log_group" {
@@ -54,10 +31,6 @@ mock_resource "aws_cloudwatch_log_group" {
 
 mock_resource "aws_sns_topic" {
   defaults = { arn = "arn:aws:sns:us-east-1:123456789012:mocked" }
-}
-
-mock_resource "aws_service_discovery_service" {
-  defaults = { id = "srv-mocked", arn = "arn:aws:servicediscovery:us-east-1:123456789012:service/srv-mocked" }
 }
 
 mock_resource "aws_autoscaling_policy" {

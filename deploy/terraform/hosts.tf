@@ -1,20 +1,28 @@
-# The hosts of one role: a launch template, a group that keeps `hosts` of them alive, and the policy that ends them.
+# The hosts of each role, and of each replay server by its name: a launch template, a group that keeps its hosts alive, and
+# the policy that ends them.
+#
+#   replay     memory, and one busy core each; a replacement loads that server's copy from the bucket
+#   learner    one GPU, or several (learner_devices); a replacement resumes from the newest checkpoint in the bucket
+#   actor      any number of hosts, mostly spot instances; a terminated actor loses only what it has not sent yet
+#   evaluator  plays full games with the newest weights; a spot instance, whose interrupted game is played again
 
 resource "aws_launch_template" "role" {
-  name                   = var.settings.name
-  image_id               = var.settings.image_id
-  instance_type          = var.settings.instance_types[0]
-  user_data              = base64encode(var.settings.user_data)
+  for_each = local.role_of
+
+  name                   = "${var.name}-${each.key}"
+  image_id               = data.aws_ami.own[each.value == "learner" ? "gpu" : "cpu"].id
+  instance_type          = local.instance_types[each.value][0]
+  user_data              = base64encode(local.user_data[each.key])
   update_default_version = true
 
   iam_instance_profile {
-    name = var.settings.instance_profile_name
+    name = aws_iam_instance_profile.role[each.value].name
   }
 
   network_interfaces {
     associate_public_ip_address = false
     delete_on_termination       = true
-    security_groups             = [var.settings.security_group_id]
+    security_groups             = [aws_security_group.role[each.value].id]
   }
 
   metadata_options { # only IMDSv2; routed requests, such as those of containers, get no answer
@@ -28,7 +36,7 @@ resource "aws_launch_template" "role" {
     device_name = "/dev/sda1"
 
     ebs {
-      volume_size           = var.settings.volume_gib
+      volume_size           = local.volume_gib[each.value]
       volume_type           = "gp3"
       encrypted             = true
       delete_on_termination = true
@@ -40,19 +48,19 @@ resource "aws_launch_template" "role" {
 
     content {
       resource_type = tag_specifications.value
-      tags          = merge(var.settings.tags, { Name = var.settings.name })
+      tags          = local.host_tags[each.key]
     }
   }
-
-  tags = var.settings.tags
 }
 
 resource "aws_autoscaling_group" "role" {
-  name                      = var.settings.name
+  for_each = local.role_of
+
+  name                      = "${var.name}-${each.key}"
   min_size                  = 0 # the policy below sets the group to it
-  max_size                  = var.hosts
-  desired_capacity          = var.is_over ? 0 : var.hosts
-  vpc_zone_identifier       = var.subnet_ids
+  max_size                  = local.hosts_of[each.value]
+  desired_capacity          = local.is_over ? 0 : local.hosts_of[each.value]
+  vpc_zone_identifier       = each.value == "replay" || each.value == "learner" ? local.first_subnet : local.subnet_ids
   health_check_type         = "EC2"
   health_check_grace_period = 300
   enabled_metrics           = ["GroupDesiredCapacity", "GroupInServiceInstances"]
@@ -60,26 +68,26 @@ resource "aws_autoscaling_group" "role" {
   force_delete              = false
 
   # A replacement starts before a spot instance at risk of interruption ends.
-  capacity_rebalance = var.spot_percentage > 0 && !var.only_one
+  capacity_rebalance = each.value == "actor" && var.actor_spot_percentage > 0
   # An apply neither fails if spot capacity is short (an alarm reports that) nor waits until hosts have stopped.
   wait_for_capacity_timeout = "0"
 
   mixed_instances_policy {
     instances_distribution {
       on_demand_base_capacity                  = 0
-      on_demand_percentage_above_base_capacity = 100 - var.spot_percentage
+      on_demand_percentage_above_base_capacity = 100 - local.spot_percentage_of[each.value]
       on_demand_allocation_strategy            = "prioritized"
       spot_allocation_strategy                 = "price-capacity-optimized"
     }
 
     launch_template {
       launch_template_specification {
-        launch_template_id = aws_launch_template.role.id
-        version            = aws_launch_template.role.latest_version
+        launch_template_id = aws_launch_template.role[each.key].id
+        version            = aws_launch_template.role[each.key].latest_version
       }
 
       dynamic "override" {
-        for_each = var.settings.instance_types
+        for_each = local.instance_types[each.value]
 
         content {
           instance_type = override.value
@@ -91,7 +99,7 @@ resource "aws_autoscaling_group" "role" {
   # AWS terminates the only host and starts the next one at the same time; the next one boots while the old one saves.
   # Without this, AWS would start the next one first when it moves a group to another zone: two learners, one name.
   dynamic "instance_maintenance_policy" {
-    for_each = var.only_one ? ["terminate and launch"] : []
+    for_each = each.value == "actor" ? [] : ["terminate and launch"]
 
     content {
       min_healthy_percentage = 0
@@ -105,7 +113,7 @@ resource "aws_autoscaling_group" "role" {
     strategy = "Rolling"
 
     preferences {
-      min_healthy_percentage = var.hosts > 1 ? 50 : 0
+      min_healthy_percentage = local.hosts_of[each.value] > 1 ? 50 : 0
       max_healthy_percentage = 100
       instance_warmup        = 120
       skip_matching          = true
@@ -113,7 +121,7 @@ resource "aws_autoscaling_group" "role" {
   }
 
   dynamic "tag" {
-    for_each = merge(var.settings.tags, { Name = var.settings.name })
+    for_each = local.host_tags[each.key]
 
     content {
       key                 = tag.key
@@ -124,15 +132,38 @@ resource "aws_autoscaling_group" "role" {
 
   tag { # what the group runs: is_over in end.tf asks for it
     key                 = "ApexJaxRun"
-    value               = var.settings.run
+    value               = local.run_and_end
     propagate_at_launch = false
   }
+
+  depends_on = [ # what a host needs when it boots, and until it has ended
+    aws_iam_role_policy.role,
+    aws_route_table_association.private,
+    aws_vpc_endpoint.interface,
+    aws_vpc_endpoint.s3,
+    aws_vpc_security_group_egress_rule.endpoints,
+    aws_vpc_security_group_egress_rule.link,
+    aws_vpc_security_group_egress_rule.s3,
+    aws_vpc_security_group_ingress_rule.endpoints,
+    aws_vpc_security_group_ingress_rule.link,
+  ]
 }
 
 resource "aws_autoscaling_policy" "end" {
-  name                   = "${var.settings.name}-end"
-  autoscaling_group_name = aws_autoscaling_group.role.name
+  for_each = aws_autoscaling_group.role
+
+  name                   = "${each.value.name}-end"
+  autoscaling_group_name = each.value.name
   adjustment_type        = "ExactCapacity"
   scaling_adjustment     = 0
   cooldown               = 60
+}
+
+locals {
+  first_subnet = slice(local.subnet_ids, 0, min(1, length(local.subnet_ids))) # replay and learner side by side
+  host_tags = {
+    for name, role in local.role_of : name => merge(
+      { Name = "${var.name}-${name}", Project = "apex-jax", Fleet = var.name, Role = role }, var.tags
+    )
+  }
 }
