@@ -23,7 +23,7 @@ from apex_jax.agent.algorithm import Algorithm, Params
 from apex_jax.agent.registry import make_algorithm, resolved
 from apex_jax.config import Config
 from apex_jax.config.key import names_code
-from apex_jax.config.load import RESULT_KEYS, load_run, parse_overrides
+from apex_jax.config.load import RESULT_KEYS, config_of, load_run, parse_overrides
 from apex_jax.config.trust import check_trusted
 from apex_jax.host.disk import run_of_checkpoint
 from apex_jax.host.errors import RunError, UsageError, first_line, short_repr
@@ -73,10 +73,12 @@ def load_agent(run: str | os.PathLike[str], updates: int | None, code: Mapping[s
     exported = Path(directory, params_file.FILE_NAME)
     with _read_as_written(directory):
         if exported.is_file():
-            environment_spec = of_record(json.loads(params_file.read_metadata(exported)["interface"]))
+            metadata = params_file.read_metadata(exported)
+            environment_spec = of_record(json.loads(metadata["interface"]))
+            written = config_of(json.loads(metadata["config"]))
         else:
-            environment_spec = read_environment_spec(directory)
-        config = resolved(load_run(directory, RESULT_KEYS), environment_spec.spec)
+            environment_spec, written = read_environment_spec(directory), load_run(directory, RESULT_KEYS)
+        config = resolved(written, environment_spec.spec)
         check_trusted(config, run, code, ("algorithm.", "network."))
     find_code(run_directory_of(directory))
     own = config.network.name

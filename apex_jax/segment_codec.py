@@ -194,9 +194,8 @@ def decode_frames(body: Bytes, spec: SegmentSpec) -> np.ndarray:
     layout = layout_of(spec)
     block = _check_length(body, layout)[layout.columns_bytes :]
     try:
-        if (
-            zstandard.get_frame_parameters(block).content_size != spec.frame_bytes * spec.slots
-        ):  # before it is allocated
+        size = spec.frame_bytes * spec.slots  # checked before it is allocated
+        if zstandard.get_frame_parameters(block).content_size != size:
             raise CorruptSegment("bad_frames")
         pixels = _zstd.decompressor.decompress(block, allow_extra_data=False)
     except zstandard.ZstdError:

@@ -32,6 +32,7 @@ from apex_jax.environments.gymnasium_tasks import make
 from apex_jax.host.errors import RunError, UsageError
 from apex_jax.host.user_code import imported_names
 from apex_jax.policy import Policy
+from apex_jax.workers.recording import no_screen
 
 Show = Callable[[Any], None]  # shows a frame, uint8[height, width, 3]
 
@@ -69,24 +70,27 @@ def play_in_envpool(config: Config, policy: Policy, seed: int, show: Show | None
 class WrittenInJax:
     """An environment of `environment.task=jax:MODULE:NAME` with the methods of Gymnasium's."""
 
-    def __init__(self, environment: Any):
+    def __init__(self, environment: Any, max_steps: int):
         self.environment, self._reset, self._step = environment, jax.jit(environment.reset), jax.jit(environment.step)
+        self.max_steps = max_steps
 
     def reset(self, seed: int) -> tuple[Any, dict[str, Any]]:
         """Starts an episode."""
         self.key, key = jax.random.split(jax.random.key(seed))
+        self.steps = 0
         observation, self.state = self._reset(key)
         return np.asarray(observation), {}
 
     def step(self, action: Any) -> tuple[Any, ...]:
         """Returns what Gymnasium's environments return."""
         self.key, key = jax.random.split(self.key)
-        observation, self.state, *others = self._step(key, self.state, action)
-        return np.asarray(observation), *others
+        observation, self.state, reward, terminated, truncated, info = self._step(key, self.state, action)
+        self.steps += 1
+        return np.asarray(observation), reward, terminated, bool(truncated) or self.steps >= self.max_steps, info
 
     def render(self) -> np.ndarray:
-        """Returns the picture that the user's `render` makes."""
-        return np.asarray(self.environment.render(self.state))
+        """Returns the picture that the user's `render` makes; black if there is none."""
+        return np.asarray(getattr(self.environment, "render", lambda state: np.zeros((9, 9)))(self.state))
 
 
 def environment_of(config: Config, is_shown: bool) -> Any:
@@ -97,7 +101,7 @@ def environment_of(config: Config, is_shown: bool) -> Any:
     if task.startswith("gymnax:"):
         raise UsageError(f"{task} is filmed: python main.py --role evaluator checkpoint=RUN video=./game.mp4")
     [function] = imported_names("environment.task", task)
-    return WrittenInJax(function(**json.loads(settings)))
+    return WrittenInJax(function(**json.loads(settings)), limit)
 
 
 def window() -> Show:
@@ -122,6 +126,8 @@ def window() -> Show:
 def play_all(config: Config, policy: Policy, episodes: int, is_shown: bool) -> list[float]:
     """Returns the return of each episode."""
     if config.environment.has_spaces:
+        if is_shown and not can_render(config):
+            raise UsageError(f"--window: {no_screen(config)}")
         environment, show = environment_of(config, is_shown), window() if is_shown else None
         return [play(environment, policy, seed, show) for seed in range(episodes)]
     try:

@@ -57,7 +57,7 @@ MUST_NOT_IMPORT = {  # part of the package -> what its files can do without
 }
 # The most lines of Python and HTML of a folder. Lower a number once there are fewer; a commit that adds a feature may
 # raise one, and says why.
-BUDGETS = {"apex_jax": 22_808, "tests": 29_604}
+BUDGETS = {"apex_jax": 22_820, "tests": 29_632}
 UNPICKLING = {"pickle", "_pickle", "cPickle", "dill", "cloudpickle", "marshal", "shelve", "joblib"}
 
 every_module = pytest.mark.parametrize("path", PACKAGE, ids=lambda path: str(path.relative_to(ROOT)))

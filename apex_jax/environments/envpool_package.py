@@ -27,10 +27,10 @@ class _ImportedLater(ModuleType):
 
 
 if "envpool" not in sys.modules:
-    spec = importlib.util.find_spec("envpool")
-    if spec is not None and spec.origin is not None:
-        package = _ImportedLater(_NAME)
-        package.__path__ = [str(Path(spec.origin).with_name("jumanji"))]
-        sys.modules[_NAME] = package
+    _spec = importlib.util.find_spec("envpool")
+    if _spec is not None and _spec.origin is not None:
+        _package = _ImportedLater(_NAME)
+        _package.__path__ = [str(Path(_spec.origin).with_name("jumanji"))]
+        sys.modules[_NAME] = _package
 
 envpool: Any = importlib.import_module("envpool")

@@ -95,7 +95,9 @@ class InProcessReplay:
     def _new_segments(self) -> Segments:
         run = self._replay.buffer.segments_since(self._cursor, MAX_STREAMED_SEGMENTS)
         self._cursor = run.cursor
-        frames, columns, _ = decode_segments(run.bodies, self._spec)
+        frames, columns, corrupt = decode_segments(run.bodies, self._spec)
+        if corrupt:
+            self._replay.buffer.discard(run.ring_slots[list(corrupt)], run.generations[list(corrupt)])
         return Segments(run.ring_slots, frames, columns, 0.0, 0, 0)
 
     def update_priorities(self, merged: Merged, priorities: np.ndarray) -> None:

@@ -96,11 +96,9 @@ def introduction(config: Config) -> str:
     else:
         end = "runs until it is stopped with Ctrl-C"
     steps = checkpoint_steps(Path(config.directory, "checkpoints"))
-    begin = (
-        f"It goes on after {max(steps):,} updates, once the replay has been read."
-        if steps
-        else f"Learning starts once the replay holds {config.replay.min_size_to_sample:,} transitions."
-    )
+    begin = f"Learning starts once the replay holds {config.replay.min_size_to_sample:,} transitions."
+    if steps:
+        begin = f"It goes on after {max(steps):,} updates, once the replay is filled again."
     return (
         f"Training Ape-X on {config.environment.task} with {config.ladder_size} environments; it {end}.\n"
         f"{begin} Everything is saved in {config.directory}"
@@ -134,7 +132,7 @@ def final_summary(progress: RunProgress, config: Config, can_render: bool, video
         lines.append(
             f"Video:       {_number(progress.video_return)}, in the task's own simulator, which no training has seen"
         )
-    elif video_needs:
+    elif video_needs and not present("video.mp4", "video.gif"):
         lines.append(f"Video:       none; it needs {video_needs}")
     pictures = present("report.html", "curves.png", "video.mp4", "video.gif")
     lines += [f"Look at:     {shlex.quote(os.path.join(run_directory, name))}" for name in pictures]

@@ -48,7 +48,8 @@ class ProcessStatus(NamedTuple):
 def with_roles(status: ProcessStatus) -> list[ProcessStatus]:
     """Returns a status, then those that a supervisor has of its processes."""
     reports = _dict(status.content or {}, "reports")
-    return [status, *(ProcessStatus(short_repr(name), status.address, _dict(reports, name), "") for name in reports)]
+    names = {name: f"{status.name}/{short_repr(name)}" for name in reports}
+    return [status, *(ProcessStatus(names[name], status.address, _dict(reports, name), "") for name in reports)]
 
 
 def problems(content: dict[str, Any]) -> list[str]:

@@ -285,8 +285,12 @@ class ExperienceLog:
         try:
             for path in later[::-1]:
                 set_damaged_aside(path)
-            shutil.copyfile(file.path, damaged_path(file.path))
-            os.truncate(file.path, file.num_bytes)
+            if file.num_bytes:
+                shutil.copyfile(file.path, damaged_path(file.path))
+                os.truncate(file.path, file.num_bytes)
+            else:  # an empty file would look torn at the next start, before a gap in the numbers of the next file
+                set_damaged_aside(file.path)
+                self._files.pop()
         except OSError as failure:
             raise JournalError(
                 f"{file.path} is damaged and cannot be set aside ({failure}): make room, or move it away"

@@ -64,7 +64,7 @@ TOTALS = (
 
 
 class Ledger:
-    """The counts of all actors of the run."""
+    """The counts of all actors of the run, and the highest number given to one."""
 
     def __init__(self) -> None:
         self.refused: Counter[str] = Counter()  # transitions by reason

@@ -132,7 +132,8 @@ def complete_film(
     if film.error is not None:
         raise RunError(f"{short_repr(film.path)} is not written: {film.error}")
     if not film.paths:
-        raise RunError(no_screen(config))
+        failed = f"{config.environment.task}: its render returned no uint8[height, width, 3]"
+        raise RunError(failed if can_render(config) else no_screen(config))
     files = " and ".join(map(str, film.paths))
     _log.info("recorded %s, with a return of %s: %s", what, return_text(game_return), files)
     return game_return

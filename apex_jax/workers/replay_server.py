@@ -30,6 +30,7 @@ _log = logging.getLogger(__name__)
 
 POLL_MILLISECONDS = 200
 LEAVING_SECONDS = 5.0  # after the end of the run, for actors and learner to disconnect
+STARTING_SECONDS = 30.0  # the same if no actor has joined yet: of a fleet that is started again after the end
 
 
 class ReplayServer:
@@ -69,6 +70,7 @@ class ReplayServer:
             run.adopt(self.replay.restore(time.monotonic()), f"the replay in {config.directory}/replay")
             self._opened = opened.pop_all()
         self._metrics = ReplayMetrics(self.replay, config.environment.frame_skip)
+        self._had_actors = False
 
     def run(self) -> None:
         """Serves until the process is stopped or the run is over."""
@@ -97,6 +99,7 @@ class ReplayServer:
     def serve(self, now_seconds: float) -> None:
         """Handles the pending messages of each link for one turn, stores segments and streams to the learner."""
         self.experience.read(now_seconds)
+        self._had_actors = self._had_actors or bool(self.experience.actors)
         self.sampling.read(now_seconds)
         if not self.sampling.is_in_arrears:
             self.experience.store(now_seconds)
@@ -142,8 +145,10 @@ class ReplayServer:
 
     def _drain(self, reason: str, stop: StopSignal) -> None:
         _log.info("the run is over: %s", printable(reason))
-        until = time.monotonic() + LEAVING_SECONDS
-        while (self.experience.actors or self.sampling.learner) and time.monotonic() < until and not stop.is_set():
+        until = time.monotonic() + (LEAVING_SECONDS if self._had_actors else STARTING_SECONDS)
+        while time.monotonic() < until and not stop.is_set():
+            if self._had_actors and not (self.experience.actors or self.sampling.learner):
+                break
             stop.beat()
             self.experience.finish(reason)  # repeated for actors whose queue was full or that have just joined
             self.experience_socket.poll(POLL_MILLISECONDS)

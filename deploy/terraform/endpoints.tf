@@ -42,8 +42,15 @@ resource "aws_vpc_endpoint" "s3" {
   service_name      = "com.amazonaws.${var.region}.s3"
   vpc_endpoint_type = "Gateway"
   route_table_ids   = [aws_route_table.private[0].id]
-  policy            = data.aws_iam_policy_document.endpoint["s3"].json
-  tags              = { Name = "${var.name}-s3" }
+  policy = jsonencode({ # apart from the others: through them the bucket would be made before it is destroyed, past its guard
+    Version = "2012-10-17"
+    Statement = [{
+      Effect    = "Allow", Principal = { AWS = "*" }, Action = local.s3_actions
+      Resource  = [local.bucket_arn, "${local.bucket_arn}/*"]
+      Condition = { StringEquals = { "aws:PrincipalAccount" = local.account_id } }
+    }]
+  })
+  tags = { Name = "${var.name}-s3" }
 }
 
 # With credentials of another account, even stolen ones, no data can leave through these endpoints.
@@ -51,12 +58,12 @@ data "aws_iam_policy_document" "endpoint" {
   #checkov:skip=CKV_AWS_111:The roles' own policies name the resources (iam.tf); this one limits account and actions
   #checkov:skip=CKV_AWS_356:As CKV_AWS_111
   #checkov:skip=CKV_AWS_283:The condition limits the principals to those of this account
-  for_each = merge(local.api_actions, { s3 = local.s3_actions })
+  for_each = local.api_actions
 
   statement {
     effect    = "Allow"
     actions   = each.value
-    resources = each.key == "s3" ? [local.bucket_arn, "${local.bucket_arn}/*"] : ["*"]
+    resources = ["*"]
 
     principals {
       type        = "AWS"

@@ -12,7 +12,7 @@ resource "terraform_data" "rules" {
     }
     precondition {
       condition     = length(local.wrong_numbers) == 0
-      error_message = "${join(", ", local.wrong_numbers)}: give whole numbers, at least 1 (actor_hosts and learner_devices: 0)."
+      error_message = join(" ", local.wrong_numbers)
     }
     precondition {
       condition     = alltrue([for given in [length(var.subnet_ids) > 0, var.endpoints_security_group_id != ""] : given != local.own_vpc])
@@ -55,18 +55,23 @@ resource "terraform_data" "rules" {
       error_message = "bucket_kms_key_arn is for an existing bucket (bucket); the fleet's own has the fleet's key."
     }
     precondition {
-      condition     = var.monthly_budget_usd == 0 || var.alarm_email != ""
-      error_message = "monthly_budget_usd needs alarm_email: a budget that writes to nobody warns nobody."
+      condition     = var.monthly_budget_usd == 0 || (var.monthly_budget_usd > 0 && var.alarm_email != "")
+      error_message = "monthly_budget_usd = ${var.monthly_budget_usd}: give 0, or a sum with alarm_email: a budget that writes to nobody warns nobody."
     }
   }
 }
 
 locals {
+  numbers = { # the value, the least, the most: those of the program
+    ladder_environments     = [local.ladder_environments, 1, 1048576]
+    replay_hosts            = [local.replay_hosts, 1, 64]
+    learner_devices         = [local.learner_devices, 0, 64]
+    actor_hosts             = [local.actor_hosts, 0, 1000]
+    actor_host_environments = [local.actor_host_environments, 1, 4096]
+  }
   wrong_numbers = [
-    for name, number in {
-      ladder_environments = local.ladder_environments, replay_hosts = local.replay_hosts, learner_devices = local.learner_devices,
-      actor_hosts         = local.actor_hosts, actor_host_environments = local.actor_host_environments
-    } : name if floor(number) != number || number < (contains(["actor_hosts", "learner_devices"], name) ? 0 : 1)
+    for name, its in local.numbers : "${name} = ${its[0]}: give a whole number from ${its[1]} to ${its[2]}."
+    if floor(its[0]) != its[0] || its[0] < its[1] || its[0] > its[2]
   ]
 }
 

@@ -13,7 +13,7 @@ locals {
 }
 
 resource "aws_security_group" "role" {
-  #checkov:skip=CKV2_AWS_5:The launch template in ./role attaches it
+  #checkov:skip=CKV2_AWS_5:The launch templates in hosts.tf attach it
   for_each = local.roles
 
   name        = "${var.name}-${each.key}"

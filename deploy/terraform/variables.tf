@@ -164,9 +164,9 @@ variable "instance_types" {
     condition     = alltrue([for role in keys(var.instance_types) : contains(["replay", "learner", "actor", "evaluator"], role)])
     error_message = "instance_types: the roles are replay, learner, actor and evaluator."
   }
-  validation { # CUDA 13 does not support earlier generations; g4ad has AMD GPUs
+  validation { # CUDA 13 does not support earlier generations; g4ad has AMD GPUs, g5g ARM processors
     condition = alltrue([
-      for type in lookup(var.instance_types, "learner", []) : can(regex("^(gr?|p)([4-9]|[1-9][0-9])", type)) && !can(regex("^g4ad\\.", type))
+      for type in lookup(var.instance_types, "learner", []) : can(regex("^(gr?|p)([4-9]|[1-9][0-9])", type)) && !can(regex("^(g4ad|g5g)\\.", type))
     ])
     error_message = "instance_types: the learner needs an NVIDIA GPU that CUDA 13 knows: g4dn, g5, g6, gr6, p4d, p5 or newer."
   }

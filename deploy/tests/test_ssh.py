@@ -133,7 +133,8 @@ def test_fleet_of_three_machines_survives_the_loss_of_each_is_stopped_and_resume
         assert checkpoints(run) >= before
 
     learned = updates()
-    assert fleet(file, "stop") == (0, "")
+    code, said = fleet(file, "stop")
+    assert (code, sorted(said.splitlines())) == (0, [f"{name}: no role runs" for name in sorted(HOSTS)])
     assert [box.processes() for box in lab.values()] == [[], [], []]
     assert checkpoints(run)[-1] >= learned
 
@@ -141,6 +142,9 @@ def test_fleet_of_three_machines_survives_the_loss_of_each_is_stopped_and_resume
     assert fleet(describe(file, f"total_updates={limit}"), "start")[0] == 0
     wait_until(lambda: not any(box.processes() for box in lab.values()))
     assert checkpoints(run)[-1] >= limit
+    assert "box1: logs/learner.log ends with" in fleet(file, "status")[1]
+    assert fleet(file, "start")[0] == 0, "a run that is over ends again, its actors, too"
+    wait_until(lambda: not any(box.processes() for box in lab.values()))
     assert values(run, "evaluator", "eval/updates")[-1] >= limit
     logs = [path.read_text() for box in lab.values() for path in (box.folder / "home/apex_jax_fleet/logs").iterdir()]
     assert not any("Traceback" in log for log in logs)

@@ -182,8 +182,8 @@ def test_a_folder_that_is_no_run_is_one_clear_error(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("settings", "metadata", "message"), [
     ("{}", {"interface": "[]"}, "is no run or exported policy"),
-    ('"/secret/of/the/user"', {}, "/config.json: unknown key /secret"),
-    ('{"lerner": {}}', {}, "/config.json: unknown key lerner"),
+    ('"/secret/of/the/user"', {}, "/secret/of/the/user"),
+    ('{"lerner": {}}', {}, "unknown key lerner"),
     ('{"algorithm": {"name": "mine"}}', {}, "algorithm.name=mine"),
     ('{"seed": 1}', {"updates": "many"}, "many"),
     ('{"seed": 1}', {}, "model.safetensors: .* where this network has float32"),
@@ -194,9 +194,8 @@ def test_files_of_another_program_are_one_clear_error(
     environment_spec = EnvironmentSpec(
         SegmentSpec((44, 44), "uint8", 4, 40, 3, ActionSpec.discrete(6)), None, None, None
     )
-    written = {"interface": json.dumps(as_record(environment_spec)), "updates": "1"} | metadata
+    written = {"interface": json.dumps(as_record(environment_spec)), "updates": "1", "config": settings} | metadata
     save_params(tmp_path / "model.safetensors", {"weight": np.zeros(3, np.float32)}, written)
-    (tmp_path / "config.json").write_text(settings)
     with pytest.raises((RunError, UsageError), match=message) as error:
         load_policy(tmp_path)
     assert "\n" not in str(error.value)

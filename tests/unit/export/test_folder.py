@@ -81,6 +81,12 @@ def test_load_policy_acts_with_the_folder_bit_for_bit_as_with_the_run(run: Path,
         load_policy(folder, updates=1)
 
 
+def test_the_parameters_alone_are_a_policy(folder: Path, tmp_path: Path) -> None:
+    name = "model.safetensors"
+    (tmp_path / name).write_bytes((folder / name).read_bytes())
+    assert load_policy(tmp_path).updates == load_policy(folder).updates
+
+
 def test_an_earlier_checkpoint_without_evaluation_has_no_results(run: Path, tmp_path: Path) -> None:
     [note] = write_files(tmp_path, run, updates=1)
     assert note.startswith("results.json ")

@@ -147,9 +147,9 @@ def test_processes_of_a_supervisor_have_rows_of_their_own(served: Served, capsys
     assert status_command.run([served.address]) == 1
     lines = [line.removesuffix(served.address).split() for line in capsys.readouterr().out.splitlines()]
     assert lines[1] == ["local", "actor-0", "restarted", "1x"]
-    assert lines[2][:4] == ["learner", "learns", "277.1", "updates/s"]
-    assert lines[3] == ["actor-0", "waits", "for", "replay", "(lost)", "0.0", "steps/s"]
-    assert lines[5:] == [["problems"], ["actor-0", "is", "not", "connected", "to", "replay", "(lost)"]]
+    assert lines[2][:4] == ["local/learner", "learns", "277.1", "updates/s"]
+    assert lines[3] == ["local/actor-0", "waits", "for", "replay", "(lost)", "0.0", "steps/s"]
+    assert lines[5:] == [["problems"], ["local/actor-0", "is", "not", "connected", "to", "replay", "(lost)"]]
     assert status_command.run([served.address, "--json"]) == 1
     assert json.loads(capsys.readouterr().out) == {served.address: served.content}
 

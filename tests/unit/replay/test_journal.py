@@ -11,7 +11,7 @@ import pytest
 from apex_jax.replay.ledger import ActorCounts
 from apex_jax.replay.snapshots import JournalError
 from apex_jax.types import SegmentRecord
-from tests.rigs.journals import RUN, World, config_of, files, first_leaves
+from tests.rigs.journals import RUN, World, config_of, files, first_leaves, flip
 from tests.rigs.links import TRANSITIONS
 from tests.rigs.validity import check_buffer
 
@@ -159,4 +159,19 @@ def test_no_flipped_or_missing_byte_causes_a_traceback_or_a_wrong_restore(
     path.write_bytes(whole)
     after = World(tmp_path)
     assert after.leaves() == learned
+    after.kill()
+
+
+def test_what_is_written_after_a_file_without_a_sound_byte_is_kept(tmp_path: Path) -> None:
+    World(tmp_path, capacity=10).kill()
+    for numbers in ((1, 2), (3, 4)):
+        world = World(tmp_path, capacity=10)
+        world.store(*numbers)
+        world.stop()
+    flip(files(tmp_path, "segments")[-1], 20)  # its head
+    world = World(tmp_path, capacity=10)
+    world.store(5, 6)
+    world.kill()
+    after = World(tmp_path, capacity=10)
+    assert set(after.numbers()) >= {5, 6}
     after.kill()

@@ -4,7 +4,6 @@ mock_data "aws_caller_identity" {
   defaults = { account_id = "123456789012" }
 }
 
-
 mock_data "aws_availability_zones" {
   defaults = { names = ["us-east-1a", "us-east-1b", "us-east-1c"] }
 }
