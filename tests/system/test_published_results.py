@@ -23,7 +23,7 @@ from tests.rigs.runs import ROOT
 def test_published_file_holds_runs_that_plot_reads(path: Path) -> None:
     for published in read_packed(path):
         assert published.evaluation.returns.size > (0 if path.parent.name == "gpu" else 3)  # runs of two minutes
-        assert re.search(r"-v\d$|-MinAtar$", published.task)
+        assert re.search(r"-v\d$|-MinAtar$|:CarRacing$", published.task)
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "results" / "suite").glob("*.jsonl")), ids=lambda path: path.stem)
