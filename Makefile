@@ -9,6 +9,10 @@ RUN := $(VENV)/bin/python
 PIP_INSTALL := $(RUN) -m pip install --quiet --disable-pip-version-check
 # Many tests wait for other processes: one more at a time than there are cores.
 PYTEST := PYTHONDONTWRITEBYTECODE= JAX_PLATFORMS=cpu $(RUN) -m pytest -n $(shell expr 1 + $$(nproc)) --dist loadfile --no-loadscope-reorder
+# Unit tests compile many small programs and run each a few times, so XLA optimizes as little as it can. Those of bits, of
+# speed and of whole processes, which are elsewhere, have the flags that users have.
+QUICK_XLA := XLA_FLAGS="--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true \
+    --xla_cpu_use_fusion_emitters=false"
 TRAIN_REQUIREMENTS := $(if $(GPU),requirements-gpu,requirements)
 
 help:
@@ -37,8 +41,11 @@ train: $(VENV)/$(TRAIN_REQUIREMENTS).installed
 test: $(VENV)/requirements-dev.installed
 	$(RUN) -m ruff check .
 	$(RUN) -m ruff format --check .
-	@echo "$(RUN) -m mypy, beside $(PYTEST)"
-	@$(RUN) -m mypy & types=$$!; $(PYTEST); tests=$$?; wait $$types && exit $$tests
+	@echo "$(RUN) -m mypy, beside pytest"
+	@$(RUN) -m mypy & types=$$!; \
+	    $(QUICK_XLA) $(PYTEST) tests/unit; units=$$?; \
+	    $(PYTEST) tests deploy/tests --ignore=tests/unit; others=$$?; \
+	    wait $$types && exit $$((units | others))
 
 test-long: $(VENV)/requirements-dev.installed
 	$(PYTEST) -m 'long and not slow and not deploy'

@@ -52,7 +52,7 @@ class Program:
                 stdin=subprocess.PIPE,  # with SUPERVISED: should the test itself be killed, this ends too
                 stdout=out,
                 stderr=err,
-                env={**os.environ, "JAX_PLATFORMS": "cpu", SUPERVISED: "1", **environment},
+                env={**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": "", SUPERVISED: "1", **environment},
             )
 
     @property

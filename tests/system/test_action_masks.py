@@ -28,7 +28,7 @@ SMALL: dict[str, Any] = {
 
 
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("observed", [False, True])
+@pytest.mark.parametrize("observed", [pytest.param(False, marks=pytest.mark.long), True])
 def test_only_cards_of_the_hand_are_played_by_actor_evaluator_and_policies(observed: bool, tmp_path: Path) -> None:
     environment = {"task": TASK, "settings": {"observed": observed}, "own_processes": False}
     directory, folder = tmp_path / "run", tmp_path / "exported"

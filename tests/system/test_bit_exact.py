@@ -290,7 +290,8 @@ def test_environments_in_any_order_and_any_n_are_stored_bit_for_bit(
     assert ends["lost life"] >= 3
 
 
-@pytest.mark.parametrize("life_loss_terminates", [pytest.param(True, marks=pytest.mark.long), False])
+@pytest.mark.long
+@pytest.mark.parametrize("life_loss_terminates", [True, False])
 def test_overwritten_ring_has_the_newest_segments_bit_for_bit(
     life_loss_terminates: bool, recorders: list[Recorder]
 ) -> None:
@@ -315,7 +316,7 @@ def make_continuous(task: str, environments: int, n: int = 3, **environment: Any
 
 
 @pytest.mark.parametrize("task", [
-    "WalkerWalk-v1", "Pendulum-v1", pytest.param("HumanoidRun-v1", marks=pytest.mark.long)
+    "Pendulum-v1", *(pytest.param(task, marks=pytest.mark.long) for task in ("WalkerWalk-v1", "HumanoidRun-v1"))
 ])  # fmt: skip
 @pytest.mark.parametrize("n", [3, pytest.param(5, marks=pytest.mark.long)])
 def test_five_thousand_steps_of_a_continuous_task_are_stored_bit_for_bit_and_once(

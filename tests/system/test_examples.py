@@ -118,6 +118,7 @@ def test_notebook_is_committed_without_outputs() -> None:
     assert not any(cell.get("outputs") or cell.get("execution_count") or cell["metadata"] for cell in cells)
 
 
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_notebook_trains_twice_plots_plays_and_shows_a_bar(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
@@ -145,6 +146,7 @@ def test_sweep_names_the_best_of_its_trials(tmp_path: Path) -> None:
     assert load_policy(tmp_path / found[1]).updates == 40
 
 
+@pytest.mark.long
 @pytest.mark.timeout(200)
 def test_sweep_ends_the_run_of_a_pruned_trial(tmp_path: Path) -> None:
     study = optuna.create_study(pruner=optuna.pruners.ThresholdPruner(lower=501))  # no return of CartPole
@@ -153,7 +155,7 @@ def test_sweep_ends_the_run_of_a_pruned_trial(tmp_path: Path) -> None:
     assert list(study.trials[0].intermediate_values) == [100]
 
 
-@pytest.mark.parametrize("setting", OWN)
+@pytest.mark.parametrize("setting", [OWN[0], *(pytest.param(each, marks=pytest.mark.long) for each in OWN[1:])])
 def test_own_algorithm_or_network_acts_learns_and_is_evaluated(
     setting: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -8,6 +8,8 @@ import signal
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.rigs.links import free_address
 from tests.rigs.pages_served import ask, data_in
 from tests.rigs.processes import Programs
@@ -16,6 +18,7 @@ from tests.rigs.statuses import Served, served
 __all__ = ["served"]
 
 
+@pytest.mark.long
 def test_page_shows_each_process_its_problems_and_its_metrics_over_time(served: Served, tmp_path: Path) -> None:
     served.content |= {
         "environment_frames": 1_000,

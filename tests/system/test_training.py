@@ -50,6 +50,7 @@ class PrunedError(Exception):
     pass
 
 
+@pytest.mark.long
 @pytest.mark.timeout(200)
 def test_callback_ends_the_run_by_its_result_or_an_exception(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]

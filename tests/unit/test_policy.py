@@ -49,7 +49,9 @@ def observations_of(config: Config, policy: Policy, steps: int = 20) -> list[np.
     return seen
 
 
-@pytest.mark.parametrize("task", ["CartPole-v1", "Pong-v5", "WalkerWalk-v1"])
+@pytest.mark.parametrize("task", [
+    "CartPole-v1", *(pytest.param(task, marks=pytest.mark.long) for task in ("Pong-v5", "WalkerWalk-v1"))
+])  # fmt: skip
 def test_actions_are_bit_equal_to_those_that_the_evaluator_chooses(task: str, run_of: RunOf) -> None:
     config = run_of(task)
     policy = load_policy(config.directory)

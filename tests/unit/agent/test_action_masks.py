@@ -65,7 +65,9 @@ def target_of(settings: Config, row: dict[str, Any]) -> float:
     return row["n_step_return"] + row["discount"] * row["target_tpk"][best]
 
 
-@pytest.mark.parametrize("name", OPTIONS)
+@pytest.mark.parametrize("name", [
+    pytest.param(name, marks=() if name == "munchausen and quantiles" else pytest.mark.long) for name in OPTIONS
+])  # fmt: skip
 def test_target_equals_a_loop_over_the_valid_actions_of_each_transition(name: str) -> None:
     settings = config(**OPTIONS[name])
     dqn, store, (indices, weights) = make_dqn(settings, SPEC), masked_store(1), random_batches(2, 1)
@@ -91,7 +93,9 @@ def test_target_equals_a_loop_over_the_valid_actions_of_each_transition(name: st
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(after.online_params))
 
 
-@pytest.mark.parametrize("options", [{}, {"munchausen": True, "value_rescaling": True, "quantiles": 5}])
+@pytest.mark.parametrize("options", [
+    {}, pytest.param({"munchausen": True, "value_rescaling": True, "quantiles": 5}, marks=pytest.mark.long)
+])  # fmt: skip
 def test_exploring_or_not_only_valid_actions_are_chosen_and_all_of_them(options: dict[str, Any]) -> None:
     dqn, rng = make_dqn(config(**options), SPEC), np.random.default_rng(4)
     params = jax.tree.map(

@@ -75,7 +75,8 @@ def learned(name: str) -> Any:
 
 # DQN is unrolled on a CPU, where XLA may round differently, and a loop on a GPU.
 @pytest.mark.parametrize(("name", "backend", "is_exact"), [
-    ("dqn", "cpu", False), pytest.param("dqn", "gpu", False, marks=pytest.mark.long), ("dpg, all", "cpu", True),
+    ("dqn", "cpu", False),
+    *(pytest.param(*more, marks=pytest.mark.long) for more in (("dqn", "gpu", False), ("dpg, all", "cpu", True))),
 ])  # fmt: skip
 def test_updates_in_one_call_equal_those_in_single_calls(
     name: str, backend: str, is_exact: bool, monkeypatch: pytest.MonkeyPatch

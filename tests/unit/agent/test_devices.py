@@ -70,10 +70,8 @@ def distance(ours: Any, expected: Any) -> float:
     return difference and difference / float(np.linalg.norm(y))
 
 
-@pytest.mark.parametrize(("agent", "devices"), [
-    ("dqn", "4"),
-    *(pytest.param(*more, marks=pytest.mark.long) for more in (("dqn", "2"), ("dpg", "2"), ("dpg", "4"))),
-])  # fmt: skip
+@pytest.mark.long
+@pytest.mark.parametrize(("agent", "devices"), [("dqn", "2"), ("dqn", "4"), ("dpg", "2"), ("dpg", "4")])
 @on_virtual_devices(4)
 def test_several_devices_learn_what_one_learns_from_the_same_batches(agent: str, devices: str) -> None:
     drawn = batches(AGENTS[agent][2], int(devices))
@@ -85,6 +83,7 @@ def test_several_devices_learn_what_one_learns_from_the_same_batches(agent: str,
         assert distance(output.metrics, expected.metrics) <= 1e-6
 
 
+@pytest.mark.long
 @on_virtual_devices(4)
 def test_parts_must_fit_their_devices_and_only_sums_of_gradients_and_metrics_cross_them() -> None:
     spec = VECTORS._replace(frame_shape=(6, 6), frame_dtype="uint8")

@@ -46,6 +46,7 @@ def test_the_loss_of_the_critics_trains_the_encoder_and_that_of_the_policy_does_
         assert (old != new).any()
 
 
+@pytest.mark.long
 def test_shifts_are_drawn_for_each_update_unless_they_are_off() -> None:
     (_, _, first), (_, _, again), (_, _, off) = (after_one_update(random_shift=pixels) for pixels in (4, 4, 0))
     np.testing.assert_array_equal(first.priorities, again.priorities)
@@ -74,6 +75,7 @@ def test_random_shifts_are_up_to_the_pixels_in_all_directions() -> None:
     }
 
 
+@pytest.mark.long
 @pytest.mark.timeout(400)
 def test_an_environment_of_images_with_continuous_actions_trains_and_resumes(tmp_path: Path) -> None:
     task = "gymnasium:tests.rigs.environments:Pixels"

@@ -165,10 +165,12 @@ def plain_convolution(layer: BlockConvolution, params: Any, pixels: jax.Array) -
 
 
 @pytest.mark.parametrize(("kernel_size", "stride", "shape", "dtype", "tolerance"), [
-    (8, 4, (4, 84, 84), jnp.float32, 1e-5),
-    (4, 4, (4, 44, 44), jnp.bfloat16, 2e-2),
     (4, 2, (3, 31, 26), jnp.float32, 1e-5),  # with a rest
-    (6, 3, (2, 20, 24, 3), jnp.float32, 1e-5),
+    *(pytest.param(*more, marks=pytest.mark.long) for more in (
+        (8, 4, (4, 84, 84), jnp.float32, 1e-5),
+        (4, 4, (4, 44, 44), jnp.bfloat16, 2e-2),
+        (6, 3, (2, 20, 24, 3), jnp.float32, 1e-5),
+    )),
 ])  # fmt: skip
 def test_outputs_and_gradients_are_those_of_the_plain_convolution(
     kernel_size: int, stride: int, shape: tuple[int, ...], dtype: Any, tolerance: float
@@ -214,6 +216,7 @@ def test_blocks_are_used_on_a_gpu_if_the_stride_divides_the_kernel_and_for_frame
     assert frame_block_size(network, frame_shape) == of_frames
 
 
+@pytest.mark.long
 def test_an_update_of_a_store_in_blocks_is_that_of_plain_frames_and_never_makes_them(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -35,6 +35,7 @@ def test_family_of_a_task_is_the_part_of_envpool_that_has_it(task: str, family: 
     assert family_of(task) == family
 
 
+@pytest.mark.long
 def test_matplotlib_of_the_user_is_left_alone_until_a_game_of_jumanji_is_made() -> None:
     code = (
         "import os, sys; import apex_jax.environments.tasks as tasks;"

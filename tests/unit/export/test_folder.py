@@ -95,6 +95,7 @@ def test_an_earlier_checkpoint_without_evaluation_has_no_results(run: Path, tmp_
     assert "have not been evaluated" in (tmp_path / "README.md").read_text()
 
 
+@pytest.mark.long
 def test_an_environment_of_ones_own_is_not_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     imported = tmp_path / "imported"

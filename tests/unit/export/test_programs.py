@@ -26,14 +26,8 @@ ACTION, VALUE = np.zeros((2, 3), np.float32), np.array([100.0, -300.0], np.float
 Q_VALUES = np.array([[1.0, 1.0, 0.0], [0.0, 2.0, 3.0]], np.float32)
 CONSTANT = np.linspace(-1, 2, 12, dtype=np.float32)
 KERNEL = jnp.array(CONSTANT[:8].reshape(2, 1, 2, 2))
-QUICK = (
-    "pixels in stacks",
-    "a vector with a mask, several parts of an action",
-    "a vector, all options",
-    "continuous, normalized",
-    "continuous, pixels",
-)
-every_kind = [pytest.param(kind, marks=() if kind in QUICK else pytest.mark.long, id=kind) for kind in KINDS]
+QUICK = "a vector with a mask, several parts of an action"
+every_kind = [pytest.param(kind, marks=() if kind == QUICK else pytest.mark.long, id=kind) for kind in KINDS]
 
 
 def function_of(agent: Agent) -> tuple[Any, Any]:

@@ -211,6 +211,7 @@ def test_fetch_that_is_cancelled_leaves_no_checkpoint(tmp_path: Path, run: Path)
     assert pull(tmp_path / "copy", tmp_path / "back") == copied(run)
 
 
+@pytest.mark.long
 def test_copies_on_s3_are_pushed_and_pulled_like_those_in_a_folder(tmp_path: Path, run: Path, s3: str) -> None:
     assert push(s3, run) > 0
     assert push(s3, run) == 0
@@ -234,6 +235,7 @@ def test_file_of_several_parts_reaches_s3_and_comes_back(
     assert pull(s3, tmp_path / "back") == copied(run)
 
 
+@pytest.mark.long
 def test_bucket_that_does_not_exist_is_an_error_and_no_empty_copy(s3: str) -> None:
     with pytest.raises(StorageError, match="no-such-bucket"):
         newest_checkpoint(Storage("s3://no-such-bucket-at-all/x"))

@@ -61,7 +61,9 @@ class Twin:
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("name", ["Corridor", "Drawn", "Sliding"])
+@pytest.mark.parametrize(
+    "name", ["Sliding", *(pytest.param(name, marks=pytest.mark.long) for name in ("Corridor", "Drawn"))]
+)
 def test_segments_are_those_of_a_slow_twin_bit_for_bit(name: str) -> None:
     task = f"environment.task=jax:tests.rigs.jax_environments:{name}"
     config = load(None, [task, *SETTINGS, *(IMAGE if name == "Drawn" else ())])
