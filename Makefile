@@ -2,7 +2,7 @@
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help train test test-long test-slow test-pythons test-all test-faults fleet-tools test-deploy test-deploy-quick test-slurm test-fleet clean FORCE
+.PHONY: help train test test-ci test-long test-slow test-pythons test-all test-faults fleet-tools test-deploy test-deploy-quick test-slurm test-fleet clean FORCE
 
 VENV := .venv
 RUN := $(VENV)/bin/python
@@ -19,9 +19,11 @@ help:
 	@echo "make train             train on Pong with the CPU, about 20 minutes; first sets up .venv (about 2 minutes)"
 	@echo "make train GPU=1       with JAX for NVIDIA GPUs (driver 580 or newer), in five minutes"
 	@echo "make train ARGS='...'  ARGS go to main.py, such as ARGS='--config configs/atari.yaml seed=3'; ARGS=--help lists all"
-	@echo "make test              style, types and tests, 5 minutes on 2 cores; first sets up .venv"
-	@echo "make test-all          make test, then test-long (the tests of many seconds) and test-slow (those of minutes)"
+	@echo "make test              style, types and tests, 3 minutes on 2 cores; first sets up .venv"
+	@echo "make test-ci           the longer tests that .ci/run has beside make test: a run, a resume, kills, simulated fleets"
+	@echo "make test-all          all tests but those of deploy/, in about an hour: make test, test-long, and test-slow (minutes each)"
 	@echo "make test-pythons      make train ARGS='--config catch' with each of Python 3.11, 3.12 and 3.13 that is here"
+	@echo "make test-pythons PYTHONS=3.13   with that one"
 	@echo "make test-faults       every fault of docs/faults.md, slow ones included"
 	@echo "make test-faults FAULT=31   those of one number, of two digits"
 	@echo "make fleet-tools       sets up .venv with the Python packages for the commands of deploy/README.md"
@@ -47,8 +49,11 @@ test: $(VENV)/requirements-dev.installed
 	    $(PYTEST) tests deploy/tests --ignore=tests/unit; others=$$?; \
 	    wait $$types && exit $$((units | others))
 
+test-ci: $(VENV)/requirements-dev.installed
+	$(PYTEST) -m 'ci and not deploy'
+
 test-long: $(VENV)/requirements-dev.installed
-	$(PYTEST) -m 'long and not slow and not deploy'
+	$(PYTEST) -m '(ci or long) and not slow and not deploy'
 
 # Two at a time: they hold real processes to real seconds.
 test-slow: $(VENV)/requirements-dev.installed
@@ -56,7 +61,7 @@ test-slow: $(VENV)/requirements-dev.installed
 
 # On a machine without graphics libraries; make test-slow has the rest of this file.
 test-pythons: $(VENV)/requirements-dev.installed
-	$(RUN) -m pytest -m slow -k catch tests/system/test_bare_machine.py
+	$(RUN) -m pytest -m slow -k 'catch$(if $(PYTHONS), and $(PYTHONS))' tests/system/test_bare_machine.py
 
 test-all: test test-long test-slow
 

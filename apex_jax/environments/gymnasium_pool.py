@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import logging
 import multiprocessing
 import time
 from collections import deque
@@ -25,10 +26,12 @@ from gymnasium.vector.utils import batch_space
 
 from apex_jax.config import EnvironmentConfig
 from apex_jax.environments.gymnasium_processes import CLOSE_SECONDS, START_SECONDS, end_groups, fork_server, leader
-from apex_jax.environments.gymnasium_tasks import BrokenEnvironment, make
+from apex_jax.environments.gymnasium_tasks import BEYOND, BEYOND_LINE, BrokenEnvironment, make
 from apex_jax.environments.task import Description
 
 ANSWER_SECONDS = 50.0  # of a step or reset; the supervisor kills an actor that makes no progress for 60
+
+_log = logging.getLogger(__name__)
 
 Result = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, dict[str, np.ndarray]]
 
@@ -55,8 +58,9 @@ class GymnasiumPool:
         `rendered`: environment 0 can be rendered; `info`: numbers that `recv` returns of the end of an episode.
         """
         logger.min_level = logger.ERROR + 1  # `_Group` raises what Gymnasium would log as well
-        self._frame_stack = environment.frame_stack
+        self._task, self._frame_stack = environment.task, environment.frame_stack
         self._info = info
+        self._beyond = 0  # observations beyond the bounds of their space
         members = np.array_split(np.arange(len(seeds)), -(-len(seeds) // per_step))
         parts = [
             functools.partial(
@@ -104,6 +108,8 @@ class GymnasiumPool:
         group = self._sent.popleft()
         observation, reward, terminated, truncated, info = group.receive()
         infos = {"env_id": group.ids}
+        if BEYOND in info:
+            self._warn_of_bounds(info)
         if "lives" in info:
             infos["lives"] = np.asarray(info["lives"], np.int32)
         for name in self._info:
@@ -114,6 +120,13 @@ class GymnasiumPool:
         group.begins = terminated | truncated
         return observation, reward, terminated, truncated, infos
 
+    def _warn_of_bounds(self, info: dict[str, Any]) -> None:
+        """Warns once: bounds are a hint in Gymnasium, whose own environments exceed them."""
+        if not self._beyond:
+            line = next(line for line in info[BEYOND_LINE] if line)
+            _log.warning("environment.task=%s: %s; it is used as it is, and so are later ones", self._task, line)
+        self._beyond += int(np.sum(info[BEYOND]))
+
     def render(self) -> tuple[np.ndarray | None, ...]:
         """Returns the frame of environment 0, uint8[height, width, 3]."""
         with self._groups[0].reported():
@@ -121,6 +134,8 @@ class GymnasiumPool:
 
     def close(self) -> None:
         """Ends the environments and their processes."""
+        if self._beyond:
+            _log.info("%d observations were beyond the bounds of their space", self._beyond)
         vectors = [group.vector for group in self._groups if isinstance(group.vector, _Processes)]
         pipes = [pipe for vector in vectors for pipe in vector.parent_pipes]
         _end(pipes, [process for vector in vectors for process in vector.processes])  # all at the same time

@@ -34,7 +34,7 @@ from apex_jax.types import ACTION_MASK, Part
 
 PREFIX = "gymnasium:"
 MANY_STEPS = 10**9  # no time limit
-ROUNDING = 1e-6  # a value may exceed a bound b by this times 1 + |b|
+BEYOND, BEYOND_LINE = "beyond_bounds", "beyond_bounds_line"  # in the info of an observation outside its bounds
 LARGEST = float(np.finfo(np.float32).max)  # rewards and observations reach the learner as float32
 NUMBER = "ENVIRONMENT_NUMBER"  # stands for the number of an environment in environment.settings
 FORMS = "give gymnasium:ID, or gymnasium:MODULE:ID for an environment that a module registers"
@@ -112,7 +112,8 @@ class Adapted(gymnasium.Wrapper[np.ndarray, Any, Any, Any]):
 
     A vector holds the parts of the original observation in the order of its space, then the action mask, if there is
     one: 1 for each action that is valid, 0 for the others. Rewards and flags are Python's; `info` keeps only the number
-    of lives and, at the end of an episode, the numbers with the names that are given.
+    of lives and, at the end of an episode, the numbers with the names that are given; BEYOND is 1 if a number of the
+    observation exceeds the bounds of its space, which are a hint: the first time, BEYOND_LINE says which.
     Every method raises BrokenEnvironment if the environment fails.
     """
 
@@ -133,6 +134,7 @@ class Adapted(gymnasium.Wrapper[np.ndarray, Any, Any, Any]):
         super().__init__(environment)
         self._task = task
         self._info = info
+        self._beyond = ""  # the first number outside its bounds
         space, action = environment.observation_space, action_spec(task, environment.action_space)
         check_bounds(task, environment.action_space)
         self.num_actions = action.num_actions if action.dtype == "int32" else 0
@@ -161,7 +163,8 @@ class Adapted(gymnasium.Wrapper[np.ndarray, Any, Any, Any]):
             observation, info = result
             kept = _lives(info)
             self.info_has_mask = ACTION_MASK in info
-            return self._adapted(observation, info), kept
+            adapted, beyond = self._adapted(observation, info)
+            return adapted, kept | beyond
 
     def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict]:
         """`action`: int, an array of ints, or float[A] within the bounds."""
@@ -180,8 +183,8 @@ class Adapted(gymnasium.Wrapper[np.ndarray, Any, Any, Any]):
             kept = _lives(info)
             if terminated or truncated:
                 kept |= {name: _number(name, info[name]) for name in self._info if name in info}
-            adapted = self._adapted(observation, info, bool(terminated))
-            return adapted, float(reward), bool(terminated), bool(truncated), kept
+            adapted, beyond = self._adapted(observation, info, bool(terminated))
+            return adapted, float(reward), bool(terminated), bool(truncated), kept | beyond
 
     def render(self) -> np.ndarray | None:  # type: ignore[override]
         """Returns the frame, uint8[height, width, 3]; None if it cannot be rendered."""
@@ -196,13 +199,16 @@ class Adapted(gymnasium.Wrapper[np.ndarray, Any, Any, Any]):
         """Closes the environment, and frees its number."""
         self.opened.close()
 
-    def _adapted(self, observation: Any, info: dict[str, Any], is_over: bool = False) -> np.ndarray:
+    def _adapted(
+        self, observation: Any, info: dict[str, Any], is_over: bool = False
+    ) -> tuple[np.ndarray, dict[str, Any]]:
+        """Returns the observation, and what `info` has of numbers beyond its bounds."""
         leaves = list(_leaves(self._task, self.original_space, observation))
         for name, space, leaf in leaves:
             _check(self._task, name, space, leaf, is_image=self.image is not None)
         if self.image is not None:
             try:
-                return self.image.frames(np.asarray(observation))
+                return self.image.frames(np.asarray(observation)), {}
             except ValueError as error:
                 raise BrokenEnvironment(f"environment.task={self._task}: it returned {error}") from None
         vector = _vector(self.original_space, observation)
@@ -210,9 +216,23 @@ class Adapted(gymnasium.Wrapper[np.ndarray, Any, Any, Any]):
             name = next(name for name, space, leaf in leaves if not np.isfinite(_vector(space, leaf)).all())
             what = f"an observation{name} that is not finite as float32"
             raise BrokenEnvironment(f"environment.task={self._task}: it returned {what}")
+        beyond = self._beyond_bounds(leaves)
         if not self.is_masked:
-            return vector
-        return np.concatenate([vector, self._mask(observation if self._masks_are_observed else info, is_over)])
+            return vector, beyond
+        mask = self._mask(observation if self._masks_are_observed else info, is_over)
+        return np.concatenate([vector, mask]), beyond
+
+    def _beyond_bounds(self, leaves: list[tuple[str, spaces.Space[Any], Any]]) -> dict[str, Any]:
+        for name, space, leaf in leaves:
+            if isinstance(space, spaces.Box) and (space.low > leaf).any() | (space.high < leaf).any():
+                if self._beyond:
+                    return {BEYOND: 1}
+                low, high, array = space.low.ravel(), space.high.ravel(), np.asarray(leaf).ravel()
+                at = int(np.flatnonzero((array < low) | (array > high))[0])
+                bounds = f"bounds {low[at]:g} to {high[at]:g}"
+                self._beyond = f"number {at} of an observation{name} is {array[at]:.8g}, beyond its {bounds}"
+                return {BEYOND: 1, BEYOND_LINE: self._beyond}
+        return {}
 
     def _mask(self, source: Any, is_over: bool) -> np.ndarray:
         """Returns the action mask, float32[n]; all ones if the game is over, because no action follows."""
@@ -273,19 +293,20 @@ def _vector(space: spaces.Space[Any], observation: Any) -> np.ndarray:
 
 
 def _check(task: str, name: str, space: spaces.Space[Any], observation: Any, is_image: bool) -> None:
-    """Raises BrokenEnvironment if the part `name` of an observation is outside its space.
+    """Raises BrokenEnvironment if the part `name` of an observation has another type or shape, or is no whole number of
+    its space.
 
-    Gymnasium would convert it to another one. A number that is not finite is no error here, nor is an element of
-    an image: `ImageSpec.frames` checks those.
+    Gymnasium would convert it to another one. A number that is not finite or beyond the bounds of a Box of floats is no
+    error here, nor is an element of an image: `ImageSpec.frames` checks those.
     """
     if isinstance(space, spaces.Box):
         array = np.asarray(observation)
-        is_other = array.dtype.kind not in "biuf" or (space.dtype == np.uint8 and array.dtype != np.uint8)
+        is_other = array.dtype.kind not in "biuf" or (space.dtype == np.uint8 and array.dtype not in (np.uint8, bool))
         if is_other or array.shape != space.shape:
             found, promised = f"{array.dtype}{list(array.shape)}", f"{space.dtype}{list(space.shape)}"
             what = f"an observation{name} of {found}, and its observation_space has {promised}"
             raise BrokenEnvironment(f"environment.task={task}: it returned {what}")
-        outside: Any = [] if is_image else _outside(space, array)
+        outside: Any = [] if is_image or space.dtype.kind == "f" else _outside(space, array)
     else:
         outside = [] if space.contains(observation) else [observation]
     if len(outside):
@@ -295,10 +316,7 @@ def _check(task: str, name: str, space: spaces.Space[Any], observation: Any, is_
 
 
 def _outside(space: spaces.Box, array: np.ndarray) -> np.ndarray:
-    """Returns the elements that the space excludes, [N]. float64 is right for a space of float32, int64 for int8."""
-    if space.dtype.kind == "f":
-        low, high = (bound - sign * ROUNDING * (1 + abs(bound)) for bound, sign in ((space.low, 1), (space.high, -1)))
-        return array[(array < low) | (array > high)]
+    """Returns the elements that a space of integers excludes, [N]. int64 is right for int8."""
     is_whole = array.dtype.kind != "f"
     return array[(array < space.low) | (array > space.high)] if is_whole else array.ravel()
 

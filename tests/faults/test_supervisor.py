@@ -100,6 +100,24 @@ def test_fault_35_role_without_progress_is_killed_and_restarted(programs: Progra
     assert "ended with exit code" not in program.stderr
 
 
+# Killed -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.ci
+def test_fault_35_each_killed_role_is_restarted_and_the_run_goes_on(programs: Programs, tmp_path: Path) -> None:
+    directory = tmp_path / "run"
+    program = started(programs, directory, "learner.checkpoint_interval_seconds=1")
+    for name in ROLES:
+        killed = programs.living()[name]
+        os.kill(killed, signal.SIGKILL)
+        program.wait_until(lambda name=name, killed=killed: programs.living().get(name, killed) != killed)
+        goes_on(program, directory)
+    assert all(f"{name} ended with exit code -9" in program.stderr for name in ROLES)
+    program.send(signal.SIGINT)
+    assert program.exit_code(LEAVING_SECONDS) == 130
+    assert programs.living() == {}
+
+
 # Ends -------------------------------------------------------------------------------------------------------------
 
 

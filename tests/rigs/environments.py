@@ -53,6 +53,14 @@ class Corridor(gymnasium.Env[Any, Any]):
         return np.full((64, 96, 3), 10 * self.place, np.uint8)
 
 
+class Long(Corridor):
+    """States a bound for its length that it exceeds, as Gymnasium's Lunar Lander does for its place."""
+
+    def __init__(self) -> None:
+        super().__init__(length=3)
+        self.observation_space["end"] = spaces.Box(0, 2.5, (), np.float64)
+
+
 class Raises(Corridor):
     """Raises in its constructor, at its first reset, or at a step."""
 

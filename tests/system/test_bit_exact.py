@@ -248,10 +248,14 @@ def make_config(task: str, slots: int = 64, n: int = 3, **environment: Any) -> C
     )
 
 
-@pytest.mark.long
-@pytest.mark.parametrize(("task", "lives"), [
-    ("Pong-v5", False), ("Breakout-v5", True), pytest.param("Seaquest-v5", True, marks=pytest.mark.slow),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("task", "lives"),
+    [
+        pytest.param("Pong-v5", False, marks=pytest.mark.ci),
+        pytest.param("Breakout-v5", True, marks=pytest.mark.long),
+        pytest.param("Seaquest-v5", True, marks=pytest.mark.slow),
+    ],
+)
 def test_ten_thousand_steps_of_a_game_are_stored_bit_for_bit_and_once(
     task: str, lives: bool, recorders: list[Recorder]
 ) -> None:
@@ -316,7 +320,9 @@ def make_continuous(task: str, environments: int, n: int = 3, **environment: Any
 
 
 @pytest.mark.parametrize("task", [
-    "Pendulum-v1", *(pytest.param(task, marks=pytest.mark.long) for task in ("WalkerWalk-v1", "HumanoidRun-v1"))
+    "Pendulum-v1",
+    pytest.param("WalkerWalk-v1", marks=pytest.mark.ci),
+    pytest.param("HumanoidRun-v1", marks=pytest.mark.long),
 ])  # fmt: skip
 @pytest.mark.parametrize("n", [3, pytest.param(5, marks=pytest.mark.long)])
 def test_five_thousand_steps_of_a_continuous_task_are_stored_bit_for_bit_and_once(

@@ -118,7 +118,7 @@ def test_notebook_is_committed_without_outputs() -> None:
     assert not any(cell.get("outputs") or cell.get("execution_count") or cell["metadata"] for cell in cells)
 
 
-@pytest.mark.long
+@pytest.mark.ci
 @pytest.mark.timeout(300)
 def test_notebook_trains_twice_plots_plays_and_shows_a_bar(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(ROOT))

@@ -18,7 +18,7 @@ from tests.rigs.statuses import Served, served
 __all__ = ["served"]
 
 
-@pytest.mark.long
+@pytest.mark.ci
 def test_page_shows_each_process_its_problems_and_its_metrics_over_time(served: Served, tmp_path: Path) -> None:
     served.content |= {
         "environment_frames": 1_000,

@@ -72,7 +72,7 @@ def test_environments_are_closed_and_their_processes_end_with_the_run(
         assert len(leaders) >= 2 + 2 + 3  # of the actor, of the evaluator, and of roles that read the spaces
 
 
-@pytest.mark.long
+@pytest.mark.ci
 def test_frames_of_an_atari_game_of_gymnasium_reach_the_segments_bit_for_bit() -> None:
     task = "environment.task=gymnasium:ale_py:ALE/Breakout-v5"
     settings = load(None, [task, "environment.settings={obs_type: grayscale}", "environment.frame_skip=1"])

@@ -16,12 +16,14 @@ from tests.rigs.processes import ROOT
 SHORT = ("total_updates=40", "replay.min_size_to_sample=2000", "evaluator.episodes=2", "replay.journal=false")
 
 
-@pytest.mark.long
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("arguments", [
-    ("--config", "minatar"),
-    ("--config", "cartpole", "environment.task=gymnax:MountainCar-v0", "processes=one"),
-    ("--config", "pendulum", "environment.task=gymnax:Pendulum-v1", "environment.settings={max_steps_in_episode: 50}"),
+    pytest.param(("--config", "minatar"), marks=pytest.mark.ci),
+    *(pytest.param(more, marks=pytest.mark.long) for more in (
+        ("--config", "cartpole", "environment.task=gymnax:MountainCar-v0", "processes=one"),
+        ("--config", "pendulum", "environment.task=gymnax:Pendulum-v1",
+         "environment.settings={max_steps_in_episode: 50}"),
+    )),
 ])  # fmt: skip
 def test_environment_of_gymnax_is_trained_evaluated_and_loaded(arguments: tuple[str, ...], tmp_path: Path) -> None:
     command = [sys.executable, str(ROOT / "main.py"), *arguments, *SHORT, "run_directory=run"]

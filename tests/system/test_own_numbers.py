@@ -47,7 +47,7 @@ class Counting(gymnasium.Env[np.ndarray, int]):
         return np.full(2, action, np.float32), 1.0, ends, False, info
 
 
-@pytest.mark.long
+@pytest.mark.ci
 @pytest.mark.timeout(200)
 def test_numbers_in_info_are_metrics_evaluations_and_charts(tmp_path: Path) -> None:
     directory, seen = tmp_path / "run", list[dict[str, Any]]()

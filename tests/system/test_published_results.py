@@ -49,7 +49,7 @@ def test_published_ablations_are_those_of_the_published_runs(tmp_path: Path) -> 
         assert drawn.size == published.size == (1100, 620), "two rows of three panels"
 
 
-@pytest.mark.long
+@pytest.mark.ci
 def test_scores_are_those_of_the_published_runs() -> None:
     assert scores.FILE.read_text() == scores.table(), "run: python -m results.scores"
 

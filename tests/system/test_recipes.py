@@ -32,6 +32,7 @@ LESS = (  # in place of the values of a command
     "replay.capacity_transitions=20000",
     "replay.min_size_to_sample=500",
     "learner.batch_size=32",
+    "learner.updates_per_call=1",
     "evaluator.episodes=2",
     "evaluator.max_episode_frames=400",
 )
@@ -39,6 +40,8 @@ SMALL_NETWORK = ("network.channels=[4,8,8]", "network.hidden_units=16")  # of co
 LESS_TO_PLAY = ("evaluator.episodes=2", "evaluator.max_episode_frames=400")
 MINE = """
 import gymnasium, numpy
+from soft_q_learning import make
+from residual_network import ResidualNetwork as Network
 
 class MyEnv(gymnasium.Env):
     observation_space = gymnasium.spaces.Box(-1, 1, (3,))
@@ -65,8 +68,9 @@ def arguments_of(words: tuple[str, ...]) -> list[str] | None:
 COMMANDS = dict.fromkeys([*PAGE.commands, *RECIPES.commands, *GPU.commands])
 ALL = [words for words in COMMANDS if len(words) > 1 and words[0] not in ("from", ".", "--config")]
 OURS = [arguments for words in ALL if (arguments := arguments_of(words)) is not None]
-LOCAL = [arguments for arguments in OURS if "security.keys=keys" not in arguments]
 FLEET = [arguments for arguments in OURS if "security.keys=keys" in arguments]
+STATUS = [arguments for arguments in OURS if arguments[:1] == ["status"]]
+LOCAL = [arguments for arguments in OURS if arguments not in FLEET + STATUS]
 
 
 def smaller(arguments: list[str]) -> list[str]:
@@ -96,7 +100,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def at_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(folder)
-    monkeypatch.setenv("PYTHONPATH", f"{folder}:{folder / 'services'}")
+    monkeypatch.setenv("PYTHONPATH", f"{folder}:{folder / 'services'}:{ROOT / 'examples'}")
     return folder
 
 
@@ -106,7 +110,7 @@ def test_each_command_is_run_here_or_elsewhere() -> None:
     assert all((ROOT / path).is_file() for path in ELSEWHERE.values())
     assert len(LOCAL) >= 20
     assert len([words for words in GPU.commands if arguments_of(words) is not None]) >= 5
-    assert len(FLEET) == 4
+    assert (len(FLEET), len(STATUS)) == (4, 1)
 
 
 @pytest.mark.slow
@@ -154,13 +158,19 @@ def test_lines_of_python_act(at_folder: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_commands_of_several_machines_train_to_the_end_on_one(at_folder: Path, programs: Programs) -> None:
-    ports = {port: str(free_port()) for port in ("5550", "5551", "5552")}
-    here = {**ports, "REPLAY": "127.0.0.1", "LEARNER": "127.0.0.1"}
+    hosts = dict.fromkeys(("REPLAY", "LEARNER", "ACTOR", "EVALUATOR"), "127.0.0.1")
+    here = {port: str(free_port()) for port in ("5550", "5551", "5552")} | hosts
+    statuses = {role: str(free_port()) for role in ("replay", "learner", "actor", "evaluator")}
 
-    def of_this_machine(argument: str) -> str:
-        return re.sub("|".join(here), lambda found: here[found[0]], argument) if "addresses" in argument else argument
+    def of_this_machine(argument: str, role: str) -> str:
+        found = re.sub("|".join(here), lambda found: here[found[0]], argument) if "tcp://" in argument else argument
+        return found.replace("5560", statuses.get(role, "5560"))
 
-    fleet = [
-        programs.start(*map(of_this_machine, each), *LESS, "actor.ladder_size=4", "total_updates=40") for each in FLEET
-    ]
+    fleet = []
+    for arguments in FLEET:
+        role = arguments[arguments.index("--role") + 1]
+        words = [of_this_machine(argument, role) for argument in arguments]
+        fleet.append(programs.start(*words, *LESS, "actor.ladder_size=4", "total_updates=100"))
+    shown = [of_this_machine(argument, argument.partition("=")[0]) for argument in STATUS[0]]
+    fleet[0].wait_until(lambda: programs.start(*shown).exit_code(SECONDS) == 0)
     assert [program.exit_code(SECONDS) for program in fleet] == [0, 0, 0, 0], [each.stderr for each in fleet]

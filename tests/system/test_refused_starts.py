@@ -52,7 +52,7 @@ def test_run_that_cannot_be_resumed_is_refused_with_the_differences_and_unchange
     assert files(run) == before
 
 
-@pytest.mark.long
+@pytest.mark.ci
 def test_a_learner_that_its_replay_server_refuses_writes_nothing_into_its_run(
     programs: Programs, run: Path, tmp_path: Path
 ) -> None:

@@ -23,7 +23,7 @@ def served(tmp_path: Path) -> Iterator[Served]:
     served.close()
 
 
-@pytest.mark.long
+@pytest.mark.ci
 @pytest.mark.timeout(400)
 def test_nothing_acknowledged_is_lost_when_the_server_is_killed(served: Served, programs: Programs) -> None:
     """Two writers and a reader go on through kills of a server process; every item is stored exactly once."""

@@ -139,7 +139,7 @@ def test_start_of_a_finished_run_makes_up_for_a_missing_last_evaluation_and_no_m
     assert program.stdout.startswith(f"Finished:    {copy} has reached total_updates={UPDATES}")
 
 
-@pytest.mark.long
+@pytest.mark.ci
 def test_catch_is_learned_until_an_evaluation_has_the_return_to_stop_at(programs: Programs, tmp_path: Path) -> None:
     directory = tmp_path / "run"
     program = programs.start(*catch(directory, ENDLESS, "evaluator.stop_at_return=0.9", "evaluator.interval_seconds=0"))
@@ -166,7 +166,7 @@ def test_diverged_run_ends_with_the_key_to_change_and_keeps_its_last_sound_check
 # Interrupted -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.long
+@pytest.mark.ci
 def test_run_goes_on_from_its_checkpoint_and_saves_when_it_is_interrupted(copy: Path, programs: Programs) -> None:
     def lines(name: str) -> int:
         return len(values(copy, name, "system/resident_memory_bytes"))
@@ -185,7 +185,7 @@ def test_run_goes_on_from_its_checkpoint_and_saves_when_it_is_interrupted(copy: 
     assert checkpoints(copy)[-1] == updates[-1] > UPDATES
 
 
-@pytest.mark.long
+@pytest.mark.ci
 def test_shutdown_with_sigterm_to_every_process_loses_nothing(programs: Programs, tmp_path: Path) -> None:
     directory = tmp_path / "run"
     program = programs.start(*catch(directory, ENDLESS))

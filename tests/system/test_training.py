@@ -72,7 +72,7 @@ def test_callback_ends_the_run_by_its_result_or_an_exception(
         apex_jax.train("cartpole", run_directory=str(tmp_path / "pruned"), callback=prune, progress=False, **settings)
 
 
-@pytest.mark.long
+@pytest.mark.ci
 @pytest.mark.timeout(300)
 def test_all_roles_run_as_processes_on_request(tmp_path: Path) -> None:
     settings = {**SMALL, "total_updates": 0, "evaluator": {"episodes": 2, "interval_seconds": 0.0}}

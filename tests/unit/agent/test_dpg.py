@@ -59,7 +59,7 @@ def assert_params_equal(ours: Arrays, twin: Arrays) -> None:
         {"action_gradient_clip": 0.0, "optimizer": "rmsprop", "policy_units": (6,), "critic_units": (7,)}, id="others"
     ),
     pytest.param(DPG_BLOCKS, id="blocks", marks=pytest.mark.long),
-    pytest.param({"normalize_observations": True}, id="normalized", marks=pytest.mark.long),
+    pytest.param({"normalize_observations": True}, id="normalized", marks=pytest.mark.ci),
     pytest.param({"twin_critics": True}, id="twin_critics", marks=pytest.mark.long),
     pytest.param({"loss": "huber"}, id="huber", marks=pytest.mark.long),
     pytest.param({"max_gradient_norm": 0.02}, id="clipped", marks=pytest.mark.long),

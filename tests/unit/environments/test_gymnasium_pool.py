@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import signal
 import subprocess
@@ -275,3 +276,16 @@ def test_fork_server_imports_the_code_of_its_parent_and_no_other_copy(tmp_path: 
     printed = subprocess.check_output(command, text=True, timeout=120, cwd=tmp_path / "working", env=variables)
     pool = ROOT / "apex_jax" / "environments" / "gymnasium_pool.py"
     assert printed.splitlines() == [str(pool), str([str(tmp_path / "installed"), None])]
+
+
+@PLACES
+def test_numbers_beyond_their_bounds_are_used_as_they_are_with_one_warning_and_a_count(
+    own_processes: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    rows = play(config(f"{OWN}Long", own_processes), [1, 2], steps=10)
+    assert {float(step.observation[0, 0]) for row in rows for step in row} == {3.0}, "the length"
+    warning, count = (record for record in caplog.records if "beyond" in record.message)
+    assert warning.levelname == "WARNING"
+    assert "number 0 of an observation[end] is 3, beyond its bounds 0 to 2.5" in warning.message
+    assert (count.levelname, count.message.split()[0]) == ("INFO", "20")

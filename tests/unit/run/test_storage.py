@@ -211,7 +211,7 @@ def test_fetch_that_is_cancelled_leaves_no_checkpoint(tmp_path: Path, run: Path)
     assert pull(tmp_path / "copy", tmp_path / "back") == copied(run)
 
 
-@pytest.mark.long
+@pytest.mark.ci
 def test_copies_on_s3_are_pushed_and_pulled_like_those_in_a_folder(tmp_path: Path, run: Path, s3: str) -> None:
     assert push(s3, run) > 0
     assert push(s3, run) == 0
