@@ -26,6 +26,7 @@ from apex_jax.operations.progress import RunProgress
 from apex_jax.policy import Policy, load_policy
 from apex_jax.process import StopSignal
 from apex_jax.run.evaluations import PlayedGames, read_evaluations, return_text
+from apex_jax.run.provenance import check_resumable
 from apex_jax.workers import local, one_process
 
 POLL_SECONDS = 0.5  # between two looks at the evaluations of a run of many processes
@@ -75,6 +76,7 @@ def train(
     """
     given = parse_settings({"processes": "one", "page_port": -1, **settings})
     checked = load_with(config_file(os.fspath(config)), given)
+    check_resumable(checked)
     role = "one_process" if checked.processes == "one" else "local"
     choose_device(role, checked)
     keep_compiled_programs()

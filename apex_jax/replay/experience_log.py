@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from apex_jax.host.disk import damaged_path, lock_file, read_regular, set_damaged_aside, synchronize
-from apex_jax.replay.snapshots import CorruptFile, FileHeader, JournalError, pack_head, unpack_head
+from apex_jax.replay.snapshots import CorruptFile, FileHeader, JournalError, pack_head, unpack_head, unreadable
 
 _log = logging.getLogger(__name__)
 
@@ -250,7 +250,7 @@ class ExperienceLog:
             try:
                 yield from self._read_file(file)
             except OSError as error:  # the file may be whole, and all later ones, too
-                raise JournalError(f"{path} cannot be read ({error.strerror}): mend that, or move it away") from None
+                raise unreadable(path, error) from None
             except CorruptFile as error:
                 next_event = int(later[0].name.split("-")[1]) if later else 0
                 if not isinstance(error, TornRecord) or next_event > self.last_event + 1:

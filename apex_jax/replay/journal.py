@@ -21,11 +21,13 @@ from pathlib import Path
 import numpy as np
 
 from apex_jax.config import Config, server_name
+from apex_jax.replay import experience_log, snapshots
 from apex_jax.replay.buffer import ReplayBuffer
 from apex_jax.replay.experience_log import SEGMENT, ExperienceLog, LogFile, Record, sync
 from apex_jax.replay.ledger import REFUSALS, ActorCounts, Ledger
 from apex_jax.replay.rate_limiter import RateLimiter
-from apex_jax.replay.snapshots import FileHeader, Saved, Snapshots, pack_state, ratio_of
+from apex_jax.replay.snapshots import FileHeader, Saved, Snapshots, check_head, pack_state, ratio_of
+from apex_jax.run.identity import RunIdentity
 from apex_jax.segment_codec import decode_columns
 from apex_jax.types import SegmentRecord, SegmentSpec
 
@@ -35,6 +37,15 @@ WELCOME, REPORT, FIRST_REFUSAL = 1, 2, 3  # kinds of records; each reason for a 
 LOG_BYTES_AT_MOST = 2**28  # after this much growth of the log a snapshot is due, so that old files can be deleted
 CLOSE_SECONDS = 20.0  # time limit of the last snapshot, because a spot machine has two minutes to shut down
 COUNTS = struct.Struct("<5q")  # `ActorCounts`, in a report
+
+
+def check_journal(config: Config, spec: SegmentSpec) -> None:
+    """Raises the RunError with which a start would refuse the replay of a run, or its identity; writes nothing."""
+    directory = Path(config.directory, server_name(config.replay.index))
+    header = FileHeader(config.compatibility_key, spec, RunIdentity(config.directory).name)
+    for pattern, magic in (("snapshot-*", snapshots.MAGIC), ("segments-*.log", experience_log.MAGIC)):
+        for path in sorted(directory.glob(pattern)) if config.replay.journal else ():
+            check_head(path, magic, header)
 
 
 class SnapshotWriter(threading.Thread):

@@ -16,6 +16,7 @@ import contextlib
 import json
 import logging
 import math
+import os
 import re
 import struct
 import sys
@@ -27,7 +28,7 @@ from zlib import crc32
 import numpy as np
 
 from apex_jax.config import Config
-from apex_jax.host.disk import read_regular, set_damaged_aside, write_durably
+from apex_jax.host.disk import open_regular, read_regular, set_damaged_aside, write_durably
 from apex_jax.host.errors import RunError
 from apex_jax.replay.buffer import BufferState
 from apex_jax.replay.ledger import Ledger
@@ -43,6 +44,7 @@ _PREFIX = struct.Struct("<8sII")
 _CRC = struct.Struct("<I")
 MAGIC = b"APEXSNAP"
 KEPT = 2
+MAX_HEAD_BYTES = 2**20  # far more than the facts of any file take
 BUFFER_ARRAYS = ("insertion_ids", "leaves", "ages_seconds")  # of `BufferState`; its other fields are facts
 _NAME = re.compile(r"snapshot-([0-9]{12})")
 
@@ -126,6 +128,25 @@ def unpack_head(path: Path, data: memoryview, magic: bytes) -> tuple[dict[str, A
     return json.loads(bytes(text)), start + length
 
 
+def unreadable(path: Path, error: OSError) -> JournalError:
+    """Returns the error of a file that cannot be read."""
+    return JournalError(f"{path} cannot be read ({error.strerror}): mend that, or move it away")
+
+
+def check_head(path: Path, magic: bytes, header: FileHeader) -> None:
+    """Raises JournalError if a file is of another configuration, run or format, or cannot be read; a damaged one is
+    passed over.
+    """
+    try:
+        with open(open_regular(path, os.O_RDONLY), "rb") as file:
+            head, _ = unpack_head(path, memoryview(file.read(MAX_HEAD_BYTES)), magic)
+    except OSError as error:
+        raise unreadable(path, error) from None
+    except CorruptFile:
+        return
+    header.check(path, head)
+
+
 class Saved(NamedTuple):
     """The content of a snapshot."""
 
@@ -188,12 +209,15 @@ class Snapshots:
     def read_newest(self) -> Saved | None:
         """Returns the newest sound snapshot, or None if there is none.
 
-        A damaged snapshot is logged and set aside; a sound one of another configuration raises JournalError.
+        A damaged snapshot is logged and set aside; one that cannot be read, or a sound one of another configuration,
+        raises JournalError.
         """
         for number in reversed(self._numbers()):
             try:
                 return self._read(self._path(number))
-            except (CorruptFile, OSError) as error:
+            except OSError as error:  # it may be whole
+                raise unreadable(self._path(number), error) from None
+            except CorruptFile as error:
                 _log.warning("snapshot %s is damaged, trying the one before: %s", self._path(number), error)
                 with contextlib.suppress(OSError):  # a read-only disk
                     set_damaged_aside(self._path(number))

@@ -30,6 +30,7 @@ from apex_jax.operations.status_page import StatusPage
 from apex_jax.operations.stopping import STOPPING, STOPPING_AFTER_THE_END, acknowledge
 from apex_jax.operations.storage_copy import LAST_COPY_SECONDS, fetch_missing
 from apex_jax.process import StopSignal
+from apex_jax.replay.journal import check_journal
 from apex_jax.replay.replay import make_limiter
 from apex_jax.run.checkpoint_files import checkpoint_steps
 from apex_jax.run.provenance import changed_settings, check_resumable, playing_arguments, record_start
@@ -286,13 +287,14 @@ def open_run(config: Config, stop: StopSignal) -> Iterator[RunPage | None]:
             yield None
             return
         with RunPage(config) as page:
-            record_start(config)
             yield page
 
 
 def check_local(config: Config) -> None:
-    """Raises UsageError for a configuration that a run on this machine would refuse after its start."""
-    make_limiter(config, checked_spec(config))
+    """Raises UsageError or RunError for what a run on this machine would refuse after its start: nothing is written."""
+    spec = checked_spec(config)
+    make_limiter(config, spec)
+    check_journal(config, spec)
     check_video(config)
     log_reading(config)
 
@@ -313,6 +315,7 @@ def run(config: Config, name: str, stop: StopSignal) -> int:
         with open_run(config, stop) as run_page, StatusPage(config, "local", name, stop) as page:
             if run_page is None:
                 return stop.exit_code
+            record_start(config)  # the learner adds to it; in one process it records the start itself
             experience, sampling = (links.of_servers(link, servers) for link in ("experience", "sampling"))
             addresses = AddressConfig(experience, sampling, links.weights, links.status)
             if not stop.is_set():

@@ -169,7 +169,6 @@ def open_parts(
     with contextlib.ExitStack() as opened:
         replay = Replay(config, spec, process_rng(config.seed, ROLE_NUMBERS["replay"]), role.run_identity.name)
         opened.callback(replay.journal.close)
-        opened.callback(lambda: replay.finish(time.monotonic()))
         role.run_identity.adopt(replay.restore(time.monotonic()), f"the replay in {config.directory}/replay")
 
         def serve_weights(role: RoleContext, peer_id: int, first_version: int, architecture: str) -> Any:
@@ -182,6 +181,7 @@ def open_parts(
         learner = opened.enter_context(open_learner(role, spec, serve_weights, join_replay))
         if not role.run_identity.name:
             role.run_identity.adopt(new_identity(), "this run")
+        opened.callback(lambda: replay.finish(time.monotonic()))  # not before: a refused start leaves the run as it was
         replay.journal.on_run(role.run_identity.name)
         weights, experience = cast(Any, learner.weights), InProcessExperience(replay, config, spec, stop)
         others = {name: RoleContext(config, role.sockets, name, stop) for name in ("replay", "actor-0", "evaluator")}

@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+import os
 import re
+import shutil
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+import apex_jax
+from apex_jax.config.load import load_with, parse_settings
+from apex_jax.host.errors import RunError, UsageError
+from apex_jax.host.program import CONFIGS
+from apex_jax.process import StopSignal
+from apex_jax.replay import snapshots
 from apex_jax.run.provenance import record_config
+from apex_jax.workers import local, one_process
 from tests.rigs.learner_runs import config_of, error_of, files, save_checkpoint
 from tests.rigs.processes import Programs, catch, free_tcp_addresses
 
@@ -63,3 +74,92 @@ def test_a_learner_that_its_replay_server_refuses_writes_nothing_into_its_run(
     error = error_of(programs.start("--role", "learner", *catch(run, *addresses, "learner.batch_size=8")), 1)
     assert f"this learner is of run {MINE}, the replay server of run {OTHER}" in error
     assert files(run) == before
+
+
+# After a whole run ------------------------------------------------------------------------------------------------
+
+SMALL: dict[str, Any] = {
+    "replay": {"min_size_to_sample": 500},
+    "evaluator": {"episodes": 1, "interval_updates": 8},
+    "network": {"hidden_units": 8},
+    "total_updates": 8,
+}
+
+
+def newest(run: Path, pattern: str) -> Path:
+    return max(run.glob(pattern))
+
+
+def without_config(run: Path, change: Callable[[Path], object] = lambda run: None) -> None:
+    """Leaves it to the replay's own files to refuse a start."""
+    (run / "config.yaml").unlink()
+    change(run)
+
+
+def linked(path: Path) -> None:
+    """Replaces a file by a link to it."""
+    moved = path.rename(path.parents[2] / path.name)
+    path.symlink_to(moved)
+
+
+def of_another_format(path: Path) -> None:
+    """Changes the format of a file, and its checksum with it."""
+    data = path.read_bytes()
+    _, _, length = snapshots._PREFIX.unpack_from(data)
+    prefix, start = snapshots._PREFIX.pack(snapshots.MAGIC, 3, length), snapshots._PREFIX.size + snapshots._CRC.size
+    facts = data[start : start + length]
+    crc = snapshots.crc32(facts, snapshots.crc32(prefix))
+    path.write_bytes(prefix + snapshots._CRC.pack(crc) + data[start:])
+
+
+REFUSED: dict[str, tuple[Callable[[Path], object], dict[str, Any], str]] = {
+    "n_step": (lambda run: None, {"algorithm": {"n_step": 2}}, "algorithm.n_step: was 3, now 2"),
+    "discount": (lambda run: None, {"algorithm": {"discount": 0.5}}, "algorithm.discount: was 0.99, now 0.5"),
+    "network": (lambda run: None, {"network": {"hidden_units": 9}}, "network.hidden_units: was 8, now 9"),
+    "task": (lambda run: None, {"environment": {"task": "MountainCar-v0"}}, "environment.task: was CartPole-v1"),
+    "n_step, no config.yaml": (without_config, {"algorithm": {"n_step": 2}}, "is the replay of another configuration"),
+    "segments, no config.yaml": (
+        without_config,
+        {"actor": {"segment_slots": 20}},
+        "the replay of another configuration",
+    ),
+    "link to a log": (lambda run: linked(newest(run, "replay/segments-*")), {}, "cannot be read .*mend that"),
+    "link to a snapshot": (lambda run: linked(newest(run, "replay/snapshot-*")), {}, "cannot be read .*mend that"),
+    "another format": (lambda run: of_another_format(newest(run, "replay/snapshot-*")), {}, "has format 3"),
+    "identity of another run": (lambda run: (run / "run_identity").write_text(OTHER), {}, f"is of run {OTHER}"),
+    "no identity": (lambda run: (run / "run_identity").write_text("me"), {}, "must hold the run's 16 hexadecimal"),
+}
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that was trained to its end in one process."""
+    directory = tmp_path_factory.mktemp("trained") / "run"
+    apex_jax.train("cartpole", run_directory=str(directory), progress=False, **SMALL)
+    return directory
+
+
+@pytest.mark.parametrize("kind", REFUSED)
+def test_refused_start_leaves_every_byte_of_a_run(kind: str, trained: Path, tmp_path: Path) -> None:
+    change, settings, message = REFUSED[kind]
+    directory = Path(shutil.copytree(trained, tmp_path / "run"))
+    change(directory)
+    given = {**SMALL, **settings, "network": SMALL["network"] | settings.get("network", {}), "total_updates": 16}
+    before = files(directory), sorted(os.listdir(directory)), sorted(os.listdir(directory / "replay"))
+    config = load_with(CONFIGS / "cartpole.yaml", parse_settings({**given, "run_directory": str(directory)}))
+    starts: dict[str, Callable[[], object]] = {
+        "train": lambda: apex_jax.train("cartpole", run_directory=str(directory), progress=False, **given),
+        "one process": lambda: one_process.run(config, "local", StopSignal()),
+        "many processes": lambda: local.run(config, "local", StopSignal()),
+    }
+    for name, start in starts.items():
+        if name != "train" and "was" in message:
+            continue  # the command itself compares with config.yaml, see above
+        with pytest.raises((RunError, UsageError), match=message) as error:
+            start()
+        assert "\n" not in str(error.value)
+        assert (files(directory), sorted(os.listdir(directory)), sorted(os.listdir(directory / "replay"))) == before
+
+
+def test_a_start_in_one_process_is_recorded_once(trained: Path) -> None:
+    assert len((trained / "starts.jsonl").read_text().splitlines()) == 1
