@@ -80,7 +80,7 @@ def load_agent(run: str | os.PathLike[str], updates: int | None, code: Mapping[s
             environment_spec, written = read_environment_spec(directory), load_run(directory, RESULT_KEYS)
         config = resolved(written, environment_spec.spec)
         check_trusted(config, run, code, ("algorithm.", "network."))
-    find_code(run_directory_of(directory))
+    find_code(run_directory_of(directory), is_named=bool(code))
     own = config.network.name
     with reported(f"network.name={own}", RunError) if names_code(own) else _read_as_written(directory):
         algorithm = make_algorithm(config, environment_spec.spec)

@@ -28,8 +28,11 @@ _more_folders: list[str] = []  # of `look_in`
 
 
 def look_in(*folders: str) -> None:
-    """Lets `imported_module` find the modules that it is asked for in these folders, too, but no other import."""
-    _more_folders.extend(folders)
+    """Lets `imported_module` find the modules that it is asked for in these folders, too, but no other import.
+
+    Folders that were given before are forgotten: they are of another run, whose code nobody asked for now.
+    """
+    _more_folders[:] = folders
 
 
 def imported_module(setting: str, name: str) -> Any:

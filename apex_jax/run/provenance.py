@@ -146,9 +146,13 @@ def code_digests(config: Config) -> dict[str, str]:
     return {setting: hashlib.sha256(file.read_bytes()).hexdigest() for setting, file in files.items() if file}
 
 
-def find_code(run_directory: str | os.PathLike[str]) -> None:
-    """Lets the modules that the settings name be found in the directory where the run was started, if nowhere else."""
-    folders = [start.get("working_directory") for start in read_starts(run_directory)[-1:]]
+def find_code(run_directory: str | os.PathLike[str], is_named: bool) -> None:
+    """Lets the modules that the settings name be found in the directory where the run was started, if nowhere else.
+
+    `is_named`: whether the user has named code of this run; otherwise nothing is searched there.
+    """
+    starts = read_starts(run_directory)[-1:] if is_named else []
+    folders = [start.get("working_directory") for start in starts]
     look_in(*(folder for folder in folders if isinstance(folder, str)))
 
 

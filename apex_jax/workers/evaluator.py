@@ -16,6 +16,7 @@ import jax
 from apex_jax.agent.algorithm import Algorithm, Params
 from apex_jax.agent.registry import make_algorithm, resolved
 from apex_jax.config import Config
+from apex_jax.config.trust import code_settings
 from apex_jax.environments.environment import can_render, environment_spec_of, has_reference_simulator
 from apex_jax.host.disk import run_of_checkpoint
 from apex_jax.host.errors import RunError
@@ -159,7 +160,7 @@ def run(config: Config, name: str, stop: StopSignal) -> int:
     """Runs the role and returns the process's exit code."""
     run_directory, _ = run_of_checkpoint(config.evaluator.checkpoint)
     if config.evaluator.checkpoint:
-        find_code(run_directory_of(run_directory))
+        find_code(run_directory_of(run_directory), is_named=bool(code_settings(config)))
     spec = checked_spec(config)
     check_video(config)  # fails before the games are played
     if config.evaluator.video:

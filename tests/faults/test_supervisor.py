@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -105,12 +106,15 @@ def test_fault_35_role_without_progress_is_killed_and_restarted(programs: Progra
 
 @pytest.mark.ci
 def test_fault_35_each_killed_role_is_restarted_and_the_run_goes_on(programs: Programs, tmp_path: Path) -> None:
+    def is_replaced(name: str, killed: int) -> bool:
+        return programs.living().get(name, killed) != killed
+
     directory = tmp_path / "run"
     program = started(programs, directory, "learner.checkpoint_interval_seconds=1")
     for name in ROLES:
         killed = programs.living()[name]
         os.kill(killed, signal.SIGKILL)
-        program.wait_until(lambda name=name, killed=killed: programs.living().get(name, killed) != killed)
+        program.wait_until(partial(is_replaced, name, killed))
         goes_on(program, directory)
     assert all(f"{name} ended with exit code -9" in program.stderr for name in ROLES)
     program.send(signal.SIGINT)

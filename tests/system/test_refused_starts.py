@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import pytest
 
@@ -108,7 +109,7 @@ def of_another_format(path: Path) -> None:
     _, _, length = snapshots._PREFIX.unpack_from(data)
     prefix, start = snapshots._PREFIX.pack(snapshots.MAGIC, 3, length), snapshots._PREFIX.size + snapshots._CRC.size
     facts = data[start : start + length]
-    crc = snapshots.crc32(facts, snapshots.crc32(prefix))
+    crc = crc32(facts, crc32(prefix))
     path.write_bytes(prefix + snapshots._CRC.pack(crc) + data[start:])
 
 

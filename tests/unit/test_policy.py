@@ -20,6 +20,7 @@ from apex_jax.agent.registry import make_algorithm
 from apex_jax.config import Config
 from apex_jax.environments.environment import VectorEnvironment
 from apex_jax.host.errors import RunError, UsageError
+from apex_jax.host.user_code import imported_names
 from apex_jax.policy import Policy
 from apex_jax.run.environment_spec import as_record
 from apex_jax.run.params_file import save_params
@@ -217,3 +218,12 @@ def test_loading_imports_no_emulator_and_no_socket(run_of: RunOf, tmp_path: Path
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[0] in ("0", "1")
     assert done.stdout.splitlines()[1] == "set()"
+
+
+def test_folder_of_a_run_is_searched_only_if_the_user_names_its_code(tmp_path: Path) -> None:
+    stranger, code = save_run("CartPole-v1", tmp_path / "run").directory, "algorithm.name=of_a_stranger:make"
+    (tmp_path / "of_a_stranger.py").write_text("raise SystemExit")
+    Path(stranger, "starts.jsonl").write_text(json.dumps({"time": 1.0, "working_directory": str(tmp_path)}) + "\n")
+    load_policy(stranger)
+    with pytest.raises(UsageError, match="there is no module of_a_stranger"):
+        imported_names(*code.split("="))

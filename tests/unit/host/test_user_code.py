@@ -24,3 +24,11 @@ def test_module_is_found_where_its_run_was_started_and_nothing_else_is(
     assert importlib.util.find_spec("not_asked_for") is None, "as a library would import it"
     [make] = imported_names("algorithm.name", "of_a_run:make")
     assert make() is None
+
+
+def test_folder_of_a_run_is_forgotten_when_that_of_another_run_is_given(tmp_path: Path) -> None:
+    (tmp_path / "of_a_stranger.py").write_text("raise SystemExit")
+    look_in(str(tmp_path))
+    look_in()
+    with pytest.raises(UsageError, match="there is no module of_a_stranger"):
+        imported_names("algorithm.name", "of_a_stranger:make")
