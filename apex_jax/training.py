@@ -10,18 +10,21 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 from typing import Any, TypeAlias
 
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from apex_jax.config import Config
-from apex_jax.config.load import config_file, load_with, parse_settings
+from apex_jax.config.load import config_file, config_path, load_run, load_with, parse_settings
 from apex_jax.config.trust import code_settings
 from apex_jax.device import check_device, choose_device, keep_compiled_programs
+from apex_jax.host.errors import UsageError
 from apex_jax.operations.progress import RunProgress
 from apex_jax.policy import Policy, load_policy
 from apex_jax.process import StopSignal
@@ -30,6 +33,7 @@ from apex_jax.run.provenance import check_resumable
 from apex_jax.workers import local, one_process
 
 POLL_SECONDS = 0.5  # between two looks at the evaluations of a run of many processes
+_training = threading.Lock()  # compiled programs, loggers and the log are those of the process
 
 
 Callback: TypeAlias = Callable[[PlayedGames], bool | None]
@@ -70,10 +74,20 @@ def train(
     `config`: a YAML file, or one of configs/ such as "cartpole"; `callback`: see `Callback`; `progress`: whether a bar
     is shown; `settings`: as on the command line, those of a group as a mapping: `learner={"batch_size": 64}`.
 
-    The run uses only this process, unless `processes="many"` asks for one for each role. Any thread may call it. A run
-    directory that has been trained before is resumed, so that a new trial needs its own `run_directory`. Raises
-    UsageError and RunError, with a message of one line.
+    The run uses only this process, unless `processes="many"` asks for one for each role. Any thread may call it, one at
+    a time. A run directory that has been trained before is resumed, so that a new trial needs its own `run_directory`.
+    An exception of the callback, and Ctrl-C ("interrupt kernel"), are raised once the run is saved; the same call goes
+    on. Raises UsageError and RunError, with a message of one line.
     """
+    if not _training.acquire(blocking=False):
+        raise UsageError("apex_jax.train is running in this process already: wait for it, or start another process")
+    try:
+        return _train(config, callback, progress, settings)
+    finally:
+        _training.release()
+
+
+def _train(config: str | os.PathLike[str], callback: Callback | None, progress: bool, settings: dict[str, Any]) -> Run:
     given = parse_settings({"processes": "one", "page_port": -1, **settings})
     checked = load_with(config_file(os.fspath(config)), given)
     check_resumable(checked)
@@ -81,14 +95,53 @@ def train(
     choose_device(role, checked)
     keep_compiled_programs()
     check_device(role, checked)
-    stop = StopSignal()
-    if checked.processes == "one":
-        with _view(checked, progress) as view:
-            one_process.train(checked, stop, view, callback or (lambda evaluation: None))
-    else:
-        with _following(checked, callback, stop):
-            local.run(checked, "local", stop)
+    stop, failed = StopSignal(), list[BaseException]()
+    with _interrupt_stops(stop):
+        if checked.processes == "one":
+            with _view(checked, progress) as view:
+                one_process.train(checked, stop, view, _kept_for_later(callback, failed))
+        else:
+            with _following(checked, callback, stop):
+                local.run(checked, "local", stop)
+    if failed:
+        raise failed[0]
+    if config_path(checked.directory).is_file():  # of a run that had been finished before: its own settings
+        checked = load_run(checked.directory).replace(run_directory=checked.directory)
     return Run(checked, tuple(read_evaluations(checked.directory)))
+
+
+def _kept_for_later(callback: Callback | None, failed: list[BaseException]) -> Callback:
+    """Returns a callback whose exception ends the run, which is saved then, and is added to `failed`."""
+
+    def call(games: PlayedGames) -> bool | None:
+        try:
+            return callback(games) if callback else None
+        except BaseException as error:  # Ctrl-C, too
+            failed.append(error)
+            return True
+
+    return call
+
+
+@contextlib.contextmanager
+def _interrupt_stops(stop: StopSignal) -> Iterator[None]:
+    """Lets Ctrl-C stop the training at its next step, and raises KeyboardInterrupt once it has ended."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # only the main thread receives signals
+        return
+
+    def on_interrupt(number: int, frame: FrameType | None) -> None:
+        if stop.signal_number:  # the second one
+            raise KeyboardInterrupt
+        stop.signal_number = number
+
+    before = signal.signal(signal.SIGINT, on_interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if stop.signal_number:
+        raise KeyboardInterrupt
 
 
 @contextlib.contextmanager

@@ -169,15 +169,15 @@ class _Processes(AsyncVectorEnv):
         example = gymnasium.Env[Any, Any]()  # has the spaces, so that no environment is made in this process
         example.observation_space, example.action_space = space, described.action
         self.parent_pipes, self.processes = [], []
-        fork_server()
         try:
-            super().__init__(
-                [lambda: example] * len(functions),
-                context="forkserver",
-                daemon=False,  # an environment may start processes itself
-                worker=leader(_serve, functions),
-                observation_mode=(batch_space(space, len(functions)), space),  # type: ignore[arg-type]
-            )
+            with fork_server():
+                super().__init__(
+                    [lambda: example] * len(functions),
+                    context="forkserver",
+                    daemon=False,  # an environment may start processes itself
+                    worker=leader(_serve, functions),
+                    observation_mode=(batch_space(space, len(functions)), space),  # type: ignore[arg-type]
+                )
         except BaseException:
             self.closed = True
             _end(self.parent_pipes, self.processes)

@@ -14,7 +14,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerContext
@@ -31,10 +31,12 @@ START_SECONDS = 240.0  # until an environment is made, or has returned its first
 CLOSE_SECONDS = 2.0  # for environments to close
 
 
-def fork_server() -> ForkServerContext:
-    """Returns the context of processes that are forked from the fork server, which has the `sys.path` of this process.
+@contextlib.contextmanager
+def fork_server() -> Iterator[ForkServerContext]:
+    """Yields the context of processes that are forked from the fork server, which has the `sys.path` of this process.
 
-    Otherwise the server would look for modules as a new interpreter does, in the working directory first.
+    Otherwise the server would look for modules as a new interpreter does, in the working directory first. Processes
+    that are started within do not run the main module of this process, which need not guard its call of `train`.
     """
     multiprocessing.set_forkserver_preload(PRELOADED)
     before = _path_variables()
@@ -43,7 +45,13 @@ def fork_server() -> ForkServerContext:
         forkserver.ensure_running()
     finally:
         _set(before)
-    return multiprocessing.get_context("forkserver")
+    main = sys.modules["__main__"]
+    hidden = {name: vars(main).pop(name, None) for name in ("__file__", "__spec__")}
+    main.__spec__ = None
+    try:
+        yield multiprocessing.get_context("forkserver")
+    finally:
+        vars(main).update({name: value for name, value in hidden.items() if value is not None})
 
 
 def leader(function: Callable[..., None], *arguments: Any) -> Callable[..., None]:
@@ -69,10 +77,11 @@ def describe(config: Config) -> Description:
     So no code of a user runs in learner and replay server, and no process of an environment inherits a lock of this
     one. Raises UsageError or BrokenEnvironment, see `gymnasium_tasks.describe`.
     """
-    context, task = fork_server(), config.environment.task
-    receiver, sender = context.Pipe(duplex=False)
-    process = context.Process(target=leader(_send_description, sender, config))
-    process.start()
+    task = config.environment.task
+    with fork_server() as context:
+        receiver, sender = context.Pipe(duplex=False)
+        process = context.Process(target=leader(_send_description, sender, config))
+        process.start()
     sender.close()
     result = None
     with receiver, contextlib.suppress(EOFError):

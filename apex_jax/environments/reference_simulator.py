@@ -36,10 +36,10 @@ class ReferenceSimulator:
     def __init__(self, task: str, seed: int):
         """Starts the simulator and the episode."""
         self._task = task
-        context = fork_server()
-        self._connection, other_end = context.Pipe()
-        self._process = context.Process(target=leader(play, other_end, task, seed))
-        self._process.start()
+        with fork_server() as context:
+            self._connection, other_end = context.Pipe()
+            self._process = context.Process(target=leader(play, other_end, task, seed))
+            self._process.start()
         other_end.close()
         try:
             self.action_size, rate = self._receive(START_SECONDS)

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -10,8 +14,10 @@ import numpy as np
 import pytest
 
 import apex_jax
+from apex_jax import load_policy
 from apex_jax.host.errors import UsageError
 from apex_jax.run.evaluations import PlayedGames
+from tests.rigs.processes import ROOT
 
 SMALL: dict[str, Any] = {
     "evaluator": {"episodes": 2, "interval_updates": 8},
@@ -42,8 +48,10 @@ def test_run_is_returned_with_its_evaluations_and_policy_from_any_thread(tmp_pat
     assert run.evaluations[-1].updates >= 40
     assert len(run.evaluations) >= 4
     assert run.policy([0.0, 0.0, 0.1, 0.0]) in (0, 1)
-    again = apex_jax.train("cartpole", seed=3, run_directory=str(tmp_path / "run"), progress=False, **SMALL)
+    others = {**SMALL, "learner": {"batch_size": 32}}
+    again = apex_jax.train("cartpole", seed=3, run_directory=str(tmp_path / "run"), progress=False, **others)
     assert len(again.evaluations) == len(run.evaluations), "the limit had been reached"
+    assert again.config == run.config, "those that it was trained with"
 
 
 class PrunedError(Exception):
@@ -65,11 +73,45 @@ def test_callback_ends_the_run_by_its_result_or_an_exception(
     assert run.policy.updates == 16
     assert "16 updates; best " in capsys.readouterr().out, "a bar shows the progress"
 
+
+@pytest.mark.ci
+@pytest.mark.timeout(200)
+def test_exception_of_the_callback_and_an_interrupt_are_raised_once_the_run_is_saved(tmp_path: Path) -> None:
+    directory = tmp_path / "run"
+
     def prune(games: PlayedGames) -> bool:
+        with pytest.raises(UsageError, match="is running in this process already"):
+            apex_jax.train("cartpole", **SMALL)
         raise PrunedError
 
-    with pytest.raises(PrunedError):
-        apex_jax.train("cartpole", run_directory=str(tmp_path / "pruned"), callback=prune, progress=False, **settings)
+    def interrupt(games: PlayedGames) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+
+    before = signal.getsignal(signal.SIGINT)
+    settings = {**SMALL, "total_updates": 10_000}
+    for updates, callback, error in ((8, prune, PrunedError), (16, interrupt, KeyboardInterrupt)):
+        with pytest.raises(error):
+            apex_jax.train("cartpole", run_directory=str(directory), callback=callback, progress=False, **settings)
+        assert updates <= load_policy(directory).updates < updates + 8
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+SCRIPT = """
+import apex_jax
+print("begins")
+apex_jax.train("cartpole", environment={"task": "gymnasium:CartPole-v1"}, total_updates=8, run_directory="run",
+               replay={"min_size_to_sample": 500}, evaluator={"episodes": 1}, progress=False)
+print("ends")
+"""
+
+
+@pytest.mark.ci
+@pytest.mark.timeout(200)
+def test_script_need_not_guard_its_call(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(SCRIPT)
+    command, path = [sys.executable, "script.py"], {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, cwd=tmp_path, env=os.environ | path, capture_output=True, text=True, timeout=180)
+    assert (done.returncode, done.stdout.split()) == (0, ["begins", "ends"]), done.stderr
 
 
 @pytest.mark.ci
