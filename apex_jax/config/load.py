@@ -158,7 +158,7 @@ def load_run_to_play(directory: str, given: Mapping[str, Any]) -> Config:
 
     `given`: overrides by key. Raises UsageError; also if a setting names code (`code_settings`) and is not in `given`.
     """
-    config = _config_of(_values_of_run(directory, (*RESULT_KEYS, "evaluator.episodes")) | dict(given))
+    config = _config_of(_values_of_run(directory, (*RESULT_KEYS, "evaluator.episodes", "metrics.info")) | dict(given))
     check(config)
     check_trusted(config, directory, given)
     return config

@@ -135,6 +135,7 @@ class Adapted(gymnasium.Wrapper[np.ndarray, Any, Any, Any]):
         self._task = task
         self._info = info
         self._beyond = ""  # the first number outside its bounds
+        self._cannot_render = False
         space, action = environment.observation_space, action_spec(task, environment.action_space)
         check_bounds(task, environment.action_space)
         self.num_actions = action.num_actions if action.dtype == "int32" else 0
@@ -187,11 +188,14 @@ class Adapted(gymnasium.Wrapper[np.ndarray, Any, Any, Any]):
             return adapted, float(reward), bool(terminated), bool(truncated), kept | beyond
 
     def render(self) -> np.ndarray | None:  # type: ignore[override]
-        """Returns the frame, uint8[height, width, 3]; None if it cannot be rendered."""
+        """Returns the frame, uint8[height, width, 3]; None if it cannot be rendered, now or at an earlier call."""
+        if self._cannot_render:  # MuJoCo without its libraries ends the process at the second call
+            return None
         try:
             frame = np.asarray(self.env.render())
         except Exception:  # the caller makes no video, and the run continues
             traceback.print_exc()
+            self._cannot_render = True
             return None
         return frame if frame.dtype == np.uint8 and frame.ndim == 3 and frame.shape[2] == 3 else None
 

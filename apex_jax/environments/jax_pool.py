@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from apex_jax.config import Config
+from apex_jax.environments.gymnasium_tasks import BrokenEnvironment
 from apex_jax.environments.jax_tasks import JaxEnvironment, Played
 
 Result = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, dict[str, np.ndarray]]
@@ -20,6 +21,7 @@ class JaxPool:
     def __init__(self, config: Config, seeds: np.ndarray, max_steps: int, per_step: int):
         """`seeds`: int[E]; `max_steps`: of an episode; `per_step`: environments of a group, 0 = all."""
         environment = self._environment = JaxEnvironment(config, max_steps)
+        self._task = config.environment.task
         self._info, self._size, self._no_action = config.metrics.info, len(seeds), environment.no_action
         self._groups = np.array_split(np.arange(self._size), -(-self._size // (per_step or self._size)))
         self._ready: deque[np.ndarray] = deque()  # groups to be received
@@ -54,6 +56,8 @@ class JaxPool:
         ids = self._ready.popleft()
         rows = (self._played.frame, self._played.reward, self._played.terminated, self._played.truncated)
         frame, reward, terminated, truncated = (np.asarray(row)[ids] for row in rows)
+        if not np.isfinite(reward).all():
+            raise BrokenEnvironment(f"environment.task={self._task}: it returned a reward that is not finite")
         numbers = dict(zip(self._info, np.asarray(self._played.info)[ids].T, strict=True))
         return frame[:, None], reward, terminated, truncated, {"env_id": ids.astype(np.int32), **numbers}
 

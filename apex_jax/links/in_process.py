@@ -8,6 +8,7 @@ from collections import Counter
 import numpy as np
 
 from apex_jax.agent.algorithm import Params
+from apex_jax.agent.exploration import choose_ladder_indices
 from apex_jax.config import Config
 from apex_jax.links.episode_means import EpisodeMeans
 from apex_jax.links.placement import Placement
@@ -132,11 +133,12 @@ class InProcessExperience:
         self.status = ActorStatus(0.0, 0)
 
     def join(self) -> ActorWelcome:
-        """Returns the number of the actor, and all places of the exploration ladder."""
+        """Returns the number of the actor, and its places, which are spread over the exploration ladder."""
         self._replay.ledger.highest_actor_number = self.peer_id
         self._replay.journal.on_welcome(self.peer_id, self.peer_id)
         size = self._config.actor.environments
-        return ActorWelcome(self.peer_id, np.arange(size, dtype=np.int32), self._config.ladder_size, size)
+        places = choose_ladder_indices(np.zeros(self._config.ladder_size, np.int64), size)
+        return ActorWelcome(self.peer_id, places, self._config.ladder_size, size)
 
     @property
     def must_leave(self) -> bool:

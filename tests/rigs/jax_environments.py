@@ -107,5 +107,11 @@ class NotFinite(Corridor):
         return jnp.array([place.x, 1 / (2 - place.time)], jnp.float32)
 
 
+class Unpaid(Corridor):
+    def step(self, key: jax.Array, state: Any, action: jax.Array) -> tuple[Any, ...]:
+        observation, state, _, *others = super().step(key, state, action)
+        return observation, state, jnp.nan, *others
+
+
 def no_environment() -> None:
     """Forgets to return one."""

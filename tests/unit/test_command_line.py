@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from apex_jax.config import Config, EvaluatorConfig, NetworkConfig
+from apex_jax.config import Config, EvaluatorConfig, MetricsConfig, NetworkConfig
 from apex_jax.config.command_line import ROLES, parse
 from apex_jax.config.load import SETTINGS, load
 from apex_jax.host.errors import UsageError
@@ -73,13 +73,14 @@ def test_checkpoint_is_evaluated_with_the_configuration_of_its_run(tmp_path: Pat
 def test_from_the_files_of_a_run_come_learning_and_network_and_no_path_or_address(tmp_path: Path) -> None:
     write(
         tmp_path,
-        "run_directory: /other\nmetrics: {loggers: [antigravity]}\nstorage: {url: /other}\n"
+        "run_directory: /other\nmetrics: {loggers: [antigravity], info: [level]}\nstorage: {url: /other}\n"
         "addresses: {status: ipc:///o}\nsecurity: {insecure: true}\nnetwork: {hidden_units: 9}\n"
         "evaluator: {video: /other.mp4, episodes: 7, checkpoint: /x}",
     )
     config = parse(["--role", "evaluator", f"checkpoint={tmp_path}"]).config
     evaluator = EvaluatorConfig(checkpoint=str(tmp_path), episodes=7)
-    assert config == Config(network=NetworkConfig(hidden_units=9), evaluator=evaluator)
+    metrics = MetricsConfig(info=("level",))
+    assert config == Config(network=NetworkConfig(hidden_units=9), evaluator=evaluator, metrics=metrics)
 
 
 @pytest.mark.parametrize("settings", ["{}", "{command: touch x}"])

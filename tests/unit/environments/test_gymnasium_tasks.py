@@ -240,6 +240,8 @@ def test_failing_or_foreign_render_is_no_screen(capfd: pytest.CaptureFixture[str
     corridor.render = lambda: 1 / 0  # type: ignore[method-assign,assignment,return-value]
     assert adapted.render() is None
     assert "ZeroDivisionError" in capfd.readouterr().err
+    corridor.render = lambda: screen  # type: ignore[method-assign,assignment,return-value]
+    assert adapted.render() is None, "what failed is not called again"
 
 
 def test_film_has_the_rate_of_the_environment() -> None:

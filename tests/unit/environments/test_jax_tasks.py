@@ -124,3 +124,11 @@ def test_equal_seeds_play_equal_games_and_others_do_not() -> None:
     np.testing.assert_array_equal(games[:, 0], games[:, 2])
     np.testing.assert_array_equal(games, play([1, 2, 1]))
     assert (games[:, 0] != games[:, 1]).any()
+
+
+def test_reward_that_is_not_finite_ends_an_evaluation_in_one_line() -> None:
+    config = config_of("Unpaid")
+    environment = VectorEnvironment(config, segment_spec(config), np.arange(2), 7)
+    environment.send(np.zeros(2, np.int32), environment.receive().env_id)
+    with pytest.raises(BrokenEnvironment, match="Unpaid: it returned a reward that is not finite"):
+        environment.receive()
