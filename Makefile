@@ -55,9 +55,10 @@ test-ci: $(VENV)/requirements-dev.installed
 test-long: $(VENV)/requirements-dev.installed
 	$(PYTEST) -m '(ci or long) and not slow and not deploy'
 
-# Two at a time: they hold real processes to real seconds.
+# Two at a time: they hold real processes to real seconds. Those that learn to a score need the cores for themselves.
 test-slow: $(VENV)/requirements-dev.installed
-	$(PYTEST) -n 2 -m 'slow and not deploy'
+	$(PYTEST) -n 2 -m 'slow and not deploy' --ignore=tests/system/test_learning.py
+	$(RUN) -m pytest -m slow tests/system/test_learning.py
 
 # On a machine without graphics libraries; make test-slow has the rest of this file.
 test-pythons: $(VENV)/requirements-dev.installed

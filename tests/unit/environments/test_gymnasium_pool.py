@@ -259,8 +259,8 @@ if __name__ == "__main__":
     preloaded = "import sys; print(sys.modules['apex_jax.environments.gymnasium_pool'].__file__, flush=True)"
     path = "import os; print([os.environ.get(name) for name in ('PYTHONPATH', 'PYTHONSAFEPATH')], flush=True)"
     for arguments in ({{"target": exec, "args": [preloaded]}}, {{"target": leader(exec, path)}}):
-        process = fork_server().Process(**arguments)
-        process.start()
+        with fork_server() as context:
+            (process := context.Process(**arguments)).start()
         process.join()
 """
 
