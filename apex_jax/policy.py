@@ -35,7 +35,7 @@ from apex_jax.run.checkpoint import Checkpointer, CheckpointError, Progress
 from apex_jax.run.environment_spec import of_record, read_environment_spec
 from apex_jax.run.provenance import find_code
 from apex_jax.transport.params_codec import architecture_of, decode_weights
-from apex_jax.types import EnvironmentSpec, ImageSpec, Part
+from apex_jax.types import EnvironmentSpec, ImageSpec, Part, valid_actions
 
 Observation: TypeAlias = Any  # of the environment: a number, an array, or a mapping or tuple of them
 
@@ -252,7 +252,12 @@ class Policy:
             return np.asarray(observation)
         found = [_value_at(observation, part.path) for part in parts]
         if self.environment_spec.spec.action.is_masked and (mask is not None or found[-1] is not None):
-            found[-1] = np.asarray(found[-1] if mask is None else mask) != 0
+            part = self.environment_spec.action_part
+            counts = part.counts if part is not None else (self.environment_spec.spec.action.num_actions,)
+            try:
+                found[-1] = valid_actions(found[-1] if mask is None else mask, counts)
+            except ValueError as error:
+                raise ValueError(f"{error} as action_mask; expected {math.prod(counts)} numbers, 1 or 0") from None
         if missing := [part.name for part, value in zip(parts, found, strict=True) if value is None]:
             raise ValueError(self._mismatch(f"an observation without {', '.join(missing)}"))
         arrays = [np.asarray(value) for value in found]

@@ -12,7 +12,7 @@ Axis legend, used in every shape of this project:
 from __future__ import annotations
 
 import math
-from typing import Annotated, NamedTuple, TypeAlias
+from typing import Annotated, Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -241,6 +241,32 @@ class EnvironmentSpec(NamedTuple):
             return actions - self.first_action
         parts = actions.reshape(len(actions), -1) - np.array(part.starts)
         return np.ravel_multi_index(tuple(parts.T), part.counts, mode="clip")
+
+
+def valid_actions(mask: Any, counts: tuple[int, ...]) -> np.ndarray:
+    """Returns which actions are valid, bool[*N, A], of masks of 0 and 1 (or bool). Raises ValueError.
+
+    `counts`: numbers of choices of the parts of an action, whose combinations are the A actions, row by row. `mask`: of
+    the combinations, [*N, A] or [*N, *counts]; or of each part, [*N, sum(counts)] or a tuple of [*N, counts[i]] (in
+    sb3-contrib's convention), of which a combination is valid if all its parts are. If A = sum(counts), [*N, A] is of
+    the combinations.
+    """
+    array = (
+        np.concatenate([np.asarray(part) for part in mask], axis=-1) if isinstance(mask, tuple) else np.asarray(mask)
+    )
+    if array.dtype.kind not in "biuf" or not np.isin(array, (0, 1)).all():
+        raise ValueError(f"{array.dtype}{list(array.shape)} with other values than 0 and 1")
+    count, valid = math.prod(counts), array != 0
+    if array.shape[-len(counts) :] == counts:
+        return valid.reshape(*array.shape[: -len(counts)], count)
+    if array.shape[-1:] == (count,) and not isinstance(mask, tuple):
+        return valid
+    if array.shape[-1:] != (sum(counts),):
+        raise ValueError(f"{array.dtype}{list(array.shape)}")
+    joined = np.ones((*array.shape[:-1], 1), bool)
+    for part in np.split(valid, np.cumsum(counts)[:-1], axis=-1):
+        joined = (joined[..., None] & part[..., None, :]).reshape(*array.shape[:-1], -1)
+    return joined
 
 
 class Step(NamedTuple):

@@ -180,10 +180,10 @@ def test_no_module_unpickles() -> None:  # a test may, to show what it is that i
     assert breaches(PACKAGE + SCRIPTS, broken) == []
 
 
-def test_files_have_a_docstring_and_at_most_400_lines() -> None:
+def test_files_have_a_docstring_and_at_most_600_lines() -> None:
     def broken(path: Path) -> str:
         lines = len(path.read_text(encoding="utf-8").splitlines())
-        return "" if ast.get_docstring(tree_of(path)) and lines <= 400 else f"{lines} lines, or no docstring"
+        return "" if ast.get_docstring(tree_of(path)) and lines <= 600 else f"{lines} lines, or no docstring"
 
     assert breaches(PACKAGE + TESTS + SCRIPTS, broken) == []
 

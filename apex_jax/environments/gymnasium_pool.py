@@ -26,7 +26,7 @@ from gymnasium.vector.utils import batch_space
 
 from apex_jax.config import EnvironmentConfig
 from apex_jax.environments.gymnasium_processes import CLOSE_SECONDS, START_SECONDS, end_groups, fork_server, leader
-from apex_jax.environments.gymnasium_tasks import BEYOND, BEYOND_LINE, BrokenEnvironment, make
+from apex_jax.environments.gymnasium_tasks import BEYOND, NOTES, BrokenEnvironment, make
 from apex_jax.environments.task import Description
 
 ANSWER_SECONDS = 50.0  # of a step or reset; the supervisor kills an actor that makes no progress for 60
@@ -61,6 +61,7 @@ class GymnasiumPool:
         self._task, self._frame_stack = environment.task, environment.frame_stack
         self._info = info
         self._beyond = 0  # observations beyond the bounds of their space
+        self._noted = set[str]()  # of NOTES, each logged once
         members = np.array_split(np.arange(len(seeds)), -(-len(seeds) // per_step))
         parts = [
             functools.partial(
@@ -108,8 +109,10 @@ class GymnasiumPool:
         group = self._sent.popleft()
         observation, reward, terminated, truncated, info = group.receive()
         infos = {"env_id": group.ids}
-        if BEYOND in info:
-            self._warn_of_bounds(info)
+        self._beyond += int(np.sum(info.get(BEYOND, 0)))
+        for name in {*NOTES} & info.keys() - self._noted:
+            self._noted.add(name)
+            _log.warning("environment.task=%s: %s", self._task, next(line for line in info[name] if line))
         if "lives" in info:
             infos["lives"] = np.asarray(info["lives"], np.int32)
         for name in self._info:
@@ -119,13 +122,6 @@ class GymnasiumPool:
             observation = self._stacked(observation, group)
         group.begins = terminated | truncated
         return observation, reward, terminated, truncated, infos
-
-    def _warn_of_bounds(self, info: dict[str, Any]) -> None:
-        """Warns once: bounds are a hint in Gymnasium, whose own environments exceed them."""
-        if not self._beyond:
-            line = next(line for line in info[BEYOND_LINE] if line)
-            _log.warning("environment.task=%s: %s; it is used as it is, and so are later ones", self._task, line)
-        self._beyond += int(np.sum(info[BEYOND]))
 
     def render(self) -> tuple[np.ndarray | None, ...]:
         """Returns the frame of environment 0, uint8[height, width, 3]."""

@@ -26,15 +26,16 @@ from gymnasium import spaces
 
 from apex_jax.config import Config
 from apex_jax.config.rules import check_convolutions
-from apex_jax.environments.images import image_spec, reading
+from apex_jax.environments.images import image_spec, picture, reading
 from apex_jax.environments.task import Description, action_spec, check_bounds, one_line
 from apex_jax.host.errors import RunError, UsageError, first_line, short_repr
 from apex_jax.host.user_code import imported_module, reported
-from apex_jax.types import ACTION_MASK, Part
+from apex_jax.types import ACTION_MASK, Part, valid_actions
 
 PREFIX = "gymnasium:"
 MANY_STEPS = 10**9  # no time limit
-BEYOND, BEYOND_LINE = "beyond_bounds", "beyond_bounds_line"  # in the info of an observation outside its bounds
+BEYOND = "beyond_bounds"  # in the info of an observation outside its bounds: 1
+NOTES = BOUNDS, LATE_MASK, FLAT_MASK = "note_of_bounds", "note_of_late_mask", "note_of_flat_mask"  # in `info`, once
 LARGEST = float(np.finfo(np.float32).max)  # rewards and observations reach the learner as float32
 NUMBER = "ENVIRONMENT_NUMBER"  # stands for the number of an environment in environment.settings
 FORMS = "give gymnasium:ID, or gymnasium:MODULE:ID for an environment that a module registers"
@@ -112,8 +113,8 @@ class Adapted(gymnasium.Wrapper[np.ndarray, Any, Any, Any]):
 
     A vector holds the parts of the original observation in the order of its space, then the action mask, if there is
     one: 1 for each action that is valid, 0 for the others. Rewards and flags are Python's; `info` keeps only the number
-    of lives and, at the end of an episode, the numbers with the names that are given; BEYOND is 1 if a number of the
-    observation exceeds the bounds of its space, which are a hint: the first time, BEYOND_LINE says which.
+    of lives and, at the end of an episode, the numbers with the names that are given. BEYOND in it is 1 if a number of
+    the observation exceeds the bounds of its space, which are a hint; each of NOTES is a warning, given once.
     Every method raises BrokenEnvironment if the environment fails.
     """
 
@@ -134,11 +135,13 @@ class Adapted(gymnasium.Wrapper[np.ndarray, Any, Any, Any]):
         super().__init__(environment)
         self._task = task
         self._info = info
-        self._beyond = ""  # the first number outside its bounds
+        self._noted = set[str]()  # of NOTES
         self._cannot_render = False
         space, action = environment.observation_space, action_spec(task, environment.action_space)
         check_bounds(task, environment.action_space)
         self.num_actions = action.num_actions if action.dtype == "int32" else 0
+        [part] = parts_of(environment.action_space) or (Part((), ()),)
+        self._counts = part.counts or (self.num_actions,)  # choices of each part of an action
         self._masks_are_observed = False
         if self.num_actions and isinstance(space, spaces.Dict) and ACTION_MASK in space.spaces:
             self._masks_are_observed = True
@@ -192,12 +195,11 @@ class Adapted(gymnasium.Wrapper[np.ndarray, Any, Any, Any]):
         if self._cannot_render:  # MuJoCo without its libraries ends the process at the second call
             return None
         try:
-            frame = np.asarray(self.env.render())
+            return picture(self.env.render())
         except Exception:  # the caller makes no video, and the run continues
             traceback.print_exc()
             self._cannot_render = True
             return None
-        return frame if frame.dtype == np.uint8 and frame.ndim == 3 and frame.shape[2] == 3 else None
 
     def close(self) -> None:
         """Closes the environment, and frees its number."""
@@ -222,33 +224,45 @@ class Adapted(gymnasium.Wrapper[np.ndarray, Any, Any, Any]):
             raise BrokenEnvironment(f"environment.task={self._task}: it returned {what}")
         beyond = self._beyond_bounds(leaves)
         if not self.is_masked:
-            return vector, beyond
-        mask = self._mask(observation if self._masks_are_observed else info, is_over)
-        return np.concatenate([vector, mask]), beyond
+            late = "info has an action_mask, which is ignored: reset gave none; give it there, too"
+            return vector, beyond | (self._note(LATE_MASK, late) if self.num_actions and ACTION_MASK in info else {})
+        source = observation if self._masks_are_observed else info
+        flat = f"an action_mask of {self.num_actions} numbers is read as one of combinations, not of each part"
+        fits_both = len(self._counts) > 1 and sum(self._counts) == self.num_actions
+        is_flat = fits_both and not isinstance(given := source.get(ACTION_MASK, 0), tuple) and np.ndim(given) == 1
+        noted = self._note(FLAT_MASK, f"{flat}; give a tuple of arrays for that") if is_flat else {}
+        return np.concatenate([vector, self._mask(source, is_over)]), beyond | noted
 
     def _beyond_bounds(self, leaves: list[tuple[str, spaces.Space[Any], Any]]) -> dict[str, Any]:
         for name, space, leaf in leaves:
             if isinstance(space, spaces.Box) and (space.low > leaf).any() | (space.high < leaf).any():
-                if self._beyond:
-                    return {BEYOND: 1}
                 low, high, array = space.low.ravel(), space.high.ravel(), np.asarray(leaf).ravel()
                 at = int(np.flatnonzero((array < low) | (array > high))[0])
                 bounds = f"bounds {low[at]:g} to {high[at]:g}"
-                self._beyond = f"number {at} of an observation{name} is {array[at]:.8g}, beyond its {bounds}"
-                return {BEYOND: 1, BEYOND_LINE: self._beyond}
+                line = (
+                    f"number {at} of an observation{name} is {array[at]:.8g}, beyond its {bounds}; it is used as it is"
+                )
+                return {BEYOND: 1} | self._note(BOUNDS, line)
         return {}
+
+    def _note(self, name: str, line: str) -> dict[str, str]:
+        """Returns an item of `info` the first time."""
+        is_new = name not in self._noted
+        self._noted.add(name)
+        return {name: line} if is_new else {}
 
     def _mask(self, source: Any, is_over: bool) -> np.ndarray:
         """Returns the action mask, float32[n]; all ones if the game is over, because no action follows."""
         if is_over:
             return np.ones(self.num_actions, np.float32)
-        mask = np.asarray(source.get(ACTION_MASK))
         what, fix = "an action_mask without a valid action", "set one of its elements to 1, or return terminated"
-        if mask.shape != (self.num_actions,) or mask.dtype.kind not in "biuf":
-            what = f"{mask.dtype}{list(mask.shape)} as action_mask" if ACTION_MASK in source else "no action_mask"
+        try:
+            valid = valid_actions(source[ACTION_MASK], self._counts)
+            if valid.shape == (self.num_actions,) and valid.any():
+                return valid.astype(np.float32)
+        except (KeyError, ValueError) as error:
+            what = f"{error} as action_mask" if ACTION_MASK in source else "no action_mask"
             fix = f"give {self.num_actions} numbers at each reset and step, 1 for a valid action, 0 for another"
-        elif mask.any():
-            return (mask != 0).astype(np.float32)
         raise BrokenEnvironment(f"environment.task={self._task}: it returned {what}; {fix}")
 
 

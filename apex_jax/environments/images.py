@@ -41,6 +41,20 @@ def reading(task: str, space: spaces.Space[Any], image: ImageSpec | None, size: 
     return f"observations of {task}, {one_line(space)}, are read as {what} ({KEY}={image.layout})"
 
 
+def picture(rendered: Any) -> np.ndarray | None:
+    """Returns what an environment has rendered as uint8[height, width, 3]; None if it is no picture.
+
+    Grey pictures, [height, width] or [height, width, 1], an alpha channel, and floats from 0 to 1 are converted.
+    """
+    frame = np.asarray(rendered)
+    if frame.dtype.kind == "f" and frame.size and np.isfinite(frame).all() and 0 <= frame.min() <= frame.max() <= 1:
+        frame = np.rint(frame * 255).astype(np.uint8)
+    frame = frame[..., None] if frame.ndim == 2 else frame
+    if frame.dtype != np.uint8 or frame.ndim != 3 or frame.shape[2] not in (1, 3, 4):
+        return None
+    return np.broadcast_to(frame[..., :3], (*frame.shape[:2], 3))
+
+
 def _looks_like_images(space: spaces.Space[Any]) -> bool:
     if not isinstance(space, spaces.Box) or len(space.shape) < 2:
         return False

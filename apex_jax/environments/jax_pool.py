@@ -61,7 +61,7 @@ class JaxPool:
         numbers = dict(zip(self._info, np.asarray(self._played.info)[ids].T, strict=True))
         return frame[:, None], reward, terminated, truncated, {"env_id": ids.astype(np.int32), **numbers}
 
-    def render(self) -> tuple[np.ndarray]:
+    def render(self) -> tuple[np.ndarray | None]:
         """Returns the picture of environment 0, uint8[height, width, 3]."""
         return (self._environment.render(jax.tree.map(lambda leaf: leaf[0], self._played)),)
 

@@ -27,7 +27,7 @@ from gymnasium import spaces
 from apex_jax.config import Config
 from apex_jax.config.rules import check_convolutions
 from apex_jax.environments.gymnasium_tasks import BrokenEnvironment
-from apex_jax.environments.images import image_spec, reading
+from apex_jax.environments.images import image_spec, picture, reading
 from apex_jax.environments.task import Description, action_bounds, action_spec, check_bounds, one_line
 from apex_jax.host.errors import UsageError, first_line
 from apex_jax.host.user_code import imported_names, reported
@@ -153,6 +153,9 @@ class JaxEnvironment:
         order = sorted(range(len(image.shape)), key=lambda axis: "HWC".index(image.layout[axis]))
         frame = jnp.transpose(observation, order).reshape(image.frame_shape)
         if (image.dtype, image.low, image.high) == ("uint8", 0, 255):
+            if frame.dtype != jnp.uint8:
+                cast = "return it as observation.astype(jnp.uint8), or give the space its dtype and bounds"
+                raise TypeError(f"the observation is an image of {frame.dtype}, its space has uint8; {cast}")
             return frame
         levels = jnp.rint((frame.astype(jnp.float32) - image.low) * (255 / (image.high - image.low)))
         return jnp.clip(levels, 0, 255).astype(jnp.uint8)
@@ -164,10 +167,10 @@ class JaxEnvironment:
         low, high = action_bounds(self._action)
         return (low + (action + 1) / 2 * (high - low)).astype(self._action.dtype)
 
-    def render(self, played: Played) -> np.ndarray:
-        """Returns a picture of one environment, uint8[height, width, 3]."""
+    def render(self, played: Played) -> np.ndarray | None:
+        """Returns a picture of one environment, uint8[height, width, 3]; None if what it renders is no picture."""
         if hasattr(self._environment, "render"):
-            return np.asarray(self._environment.render(played.state))
+            return picture(self._environment.render(played.state))
         frame = np.asarray(played.frame)
         frame = frame if frame.ndim == 3 else frame[..., None]
         if frame.shape[2] not in (1, 3):  # each channel shows where something is

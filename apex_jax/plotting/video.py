@@ -75,6 +75,8 @@ def _mp4(path: Path, frames_per_second: Fraction) -> Iterator[Callable[[np.ndarr
         def encode(frame: np.ndarray) -> None:
             factor = ENLARGED if len(frame) < LARGE_PIXELS else 1
             enlarged = frame.repeat(factor, axis=0).repeat(factor, axis=1)
+            odd = [(0, side % 2) for side in enlarged.shape[:2]]  # H.264 has none in this format
+            enlarged = np.pad(enlarged, (*odd, (0, 0)), mode="edge") if any(map(any, odd)) else enlarged
             if not stream.codec_context.is_open:
                 stream.height, stream.width = enlarged.shape[:2]
             container.mux(stream.encode(av.VideoFrame.from_ndarray(enlarged, "rgb24")))

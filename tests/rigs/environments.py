@@ -61,6 +61,19 @@ class Long(Corridor):
         self.observation_space["end"] = spaces.Box(0, 2.5, (), np.float64)
 
 
+class Switches(Corridor):
+    """Two switches; the mask has a number for each of the four combinations, or is a tuple of one for each switch."""
+
+    def __init__(self, several: bool = False) -> None:
+        super().__init__()
+        self.action_space = spaces.MultiDiscrete([2, 2])  # type: ignore[assignment]
+        self.several = several
+
+    def reset(self, **arguments: Any) -> tuple[Any, dict[str, Any]]:
+        mask = np.array([1, 0]), np.array([0, 1])
+        return super().reset(**arguments)[0], {"action_mask": mask if self.several else np.array([1, 0, 0, 1])}
+
+
 class Raises(Corridor):
     """Raises in its constructor, at its first reset, or at a step."""
 
@@ -285,7 +298,7 @@ class Cards(Tricks):
     """The card game of the example, in which an invalid card is an error.
 
     The mask is in `info`, or, if `observed`, beside the observation, as in PettingZoo; from the second trick on it is
-    `fault`: "none", "empty", or "short".
+    `fault`: "none", "empty", or "short"; or it begins there, "late".
     """
 
     def __init__(self, observed: bool = False, fault: str = "", pixels: bool = False):
@@ -312,11 +325,12 @@ class Cards(Tricks):
         return {"empty": 0 * mask, "short": mask[1:]}.get(self.fault, mask) if is_wrong else mask
 
     def info(self) -> dict[str, Any]:
-        is_left_out = self.observed or (self.fault == "none" and len(self.hand) < 4)
+        is_first = len(self.hand) == 4
+        is_left_out = self.observed or self.fault == ("late" if is_first else "none")
         return {} if is_left_out else {"action_mask": self.mask()}
 
     def step(self, card: int) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        assert card in self.hand, f"card {card} is not one of {self.hand}"
+        assert self.fault == "late" or card in self.hand, f"card {card} is not one of {self.hand}"
         return super().step(card)
 
 

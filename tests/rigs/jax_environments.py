@@ -50,6 +50,17 @@ class Drawn(Corridor):
         return jnp.zeros((3, self.length + 1, 2), bool).at[1, place.x, place.time % 2].set(True)
 
 
+class Cast(Drawn):
+    """Its image has another dtype than its space."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.observation_space = spaces.Box(0, 255, self.observation_space.shape, np.uint8)
+
+    def observe(self, place: Place) -> Any:
+        return super().observe(place).astype(jnp.int32)
+
+
 class Shown(Corridor):
     """The same with a picture of its own."""
 

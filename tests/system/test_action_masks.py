@@ -11,10 +11,12 @@ import pytest
 import apex_jax
 from apex_jax import load_policy
 from apex_jax.config.load import load
-from apex_jax.environments.environment import segment_spec
-from apex_jax.environments.gymnasium_tasks import BrokenEnvironment, make
+from apex_jax.environments.environment import VectorEnvironment, segment_spec
+from apex_jax.environments.gymnasium_tasks import FLAT_MASK, NOTES, BrokenEnvironment, make
 from apex_jax.export.folder import write_files
 from apex_jax.host.errors import UsageError
+from apex_jax.host.program import CONFIGS
+from apex_jax.types import valid_actions
 from tests.rigs.environments import Cards
 
 TASK = "gymnasium:tests.rigs.environments:Cards"
@@ -69,6 +71,53 @@ def test_wrong_mask_is_one_line(fault: str, message: str) -> None:
     with pytest.raises(BrokenEnvironment, match=message) as error:
         adapted.step(min(adapted.unwrapped.hand))  # type: ignore[attr-defined]
     assert "\n" not in str(error.value)
+
+
+COMBINATIONS = [[[1, 0, 1], [0, 0, 0]], [[0, 0, 0], [0, 0, 0]]]  # of parts of 2, 2 and 3 choices
+
+
+@pytest.mark.parametrize("mask", [
+    COMBINATIONS,
+    np.ravel(COMBINATIONS).tolist(),
+    np.ravel(COMBINATIONS).astype(bool),
+    np.array([1, 0, 1, 0, 1, 0, 1]),  # of each part, as in sb3-contrib
+    (np.array([1, 0]), np.array([True, False]), np.array([1.0, 0.0, 1.0])),
+])  # fmt: skip
+def test_mask_is_of_the_combinations_of_an_action_or_of_its_parts(mask: Any) -> None:
+    np.testing.assert_array_equal(valid_actions(mask, (2, 2, 3)), np.ravel(COMBINATIONS).astype(bool))
+    several = (tuple(np.stack([part, part]) for part in mask)) if isinstance(mask, tuple) else np.array([mask, mask])
+    np.testing.assert_array_equal(valid_actions(several, (2, 2, 3))[1], np.ravel(COMBINATIONS).astype(bool))
+
+
+def test_mask_that_fits_both_is_of_the_combinations_unless_a_tuple_says_otherwise() -> None:
+    assert valid_actions([1, 0, 0, 1], (2, 2)).tolist() == [True, False, False, True]
+    assert valid_actions(([1, 0], [0, 1]), (2, 2)).tolist() == [False, True, False, False]
+
+
+@pytest.mark.parametrize("mask", [[0.0, -np.inf], [1.0, np.nan], [1, 2], ["1", "0"], [1, 0, 0], [[1, 0, 0]]])
+def test_other_numbers_than_0_and_1_or_of_another_size_are_no_mask(mask: Any) -> None:
+    with pytest.raises(ValueError, match=r"\[.*\]"):
+        valid_actions(mask, (2,))
+
+
+@pytest.mark.parametrize(("several", "mask"), [(False, [1, 0, 0, 1]), (True, [0, 1, 0, 0])])
+def test_flat_mask_of_two_switches_is_read_with_a_warning_and_a_tuple_without(several: bool, mask: list[int]) -> None:
+    settings = f'{{"several": {str(several).lower()}}}'
+    adapted = make("gymnasium:tests.rigs.environments:Switches", settings, is_masked=True)
+    observation, info = adapted.reset(seed=0)
+    assert observation[-4:].tolist() == mask
+    assert [name for name in NOTES if name in info] == ([] if several else [FLAT_MASK])
+
+
+def test_mask_that_begins_after_reset_is_ignored_with_one_warning(caplog: pytest.LogCaptureFixture) -> None:
+    settings = [f"environment.task={TASK}", 'environment.settings={"fault": "late"}', "environment.own_processes=false"]
+    config = load(CONFIGS / "cartpole.yaml", settings)
+    pool = VectorEnvironment(config, segment_spec(config), np.array([1, 2]), 100)
+    for _ in range(2):
+        pool.send(np.zeros(2, np.int32), pool.receive().env_id)
+    assert pool.receive().observation.shape == (2, 1, 16)
+    [warning] = caplog.records
+    assert "info has an action_mask, which is ignored: reset gave none" in warning.message
 
 
 def test_images_with_masks_are_refused() -> None:

@@ -11,7 +11,7 @@ from gymnasium import spaces
 
 from apex_jax.environments.environment import environment_spec_of, segment_spec
 from apex_jax.environments.gymnasium_tasks import make
-from apex_jax.environments.images import image_spec, reading
+from apex_jax.environments.images import image_spec, picture, reading
 from apex_jax.host.errors import UsageError
 from apex_jax.policy import Policy
 from tests.rigs import environments
@@ -129,3 +129,23 @@ def test_policy_takes_the_images_that_the_environment_returns(shape: tuple[int, 
             np.testing.assert_array_equal(each, [frame] * stack)
     with pytest.raises(ValueError, match=re.escape(str(shape))):
         Policy(Algorithm(), {}, environment_spec)(frame[:10])  # type: ignore[arg-type]
+
+
+GREY = np.arange(12, dtype=np.uint8).reshape(3, 4)
+
+
+@pytest.mark.parametrize("rendered", [
+    GREY,
+    GREY[..., None],
+    np.stack([GREY] * 3, axis=-1),
+    np.stack([GREY] * 3 + [np.full_like(GREY, 9)], axis=-1),
+    GREY / 255,
+    (GREY / 255).astype(np.float32)[..., None],
+])  # fmt: skip
+def test_grey_transparent_and_float_pictures_are_shown_in_colour(rendered: np.ndarray) -> None:
+    np.testing.assert_array_equal(picture(rendered), np.stack([GREY] * 3, axis=-1))
+
+
+@pytest.mark.parametrize("rendered", [None, "text", np.zeros(3), np.zeros((3, 4, 2), np.uint8), np.full((3, 4), 2.5)])
+def test_anything_else_is_no_picture(rendered: Any) -> None:
+    assert picture(rendered) is None

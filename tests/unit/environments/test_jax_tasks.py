@@ -57,6 +57,11 @@ def test_what_does_not_fit_together_is_one_line_before_anything_starts(
     assert str(caught.value).startswith(f"environment.task={RIG}:{name}")
 
 
+def test_image_of_another_dtype_than_its_space_is_one_line_with_the_cast() -> None:
+    with pytest.raises(BrokenEnvironment, match=r"image of int32, its space has uint8; .*astype\(jnp\.uint8\)"):
+        describe(config_of("Cast", *IMAGE))
+
+
 @pytest.mark.parametrize("task", ["jax:module", "jax:a-b:c", "gymnax:a:b"])
 def test_other_forms_of_the_name_are_refused(task: str) -> None:
     with pytest.raises(UsageError, match="gymnax:NAME or jax:MODULE:FUNCTION"):

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import av
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -190,6 +191,18 @@ def test_gif_shows_the_end_of_a_long_game(tmp_path: Path) -> None:
         last = np.asarray(image.convert("RGB"))[0, 0]
     assert frames == GIF_SECONDS * RATE / 2
     assert abs(int(last[0]) - (int(GIF_SECONDS * RATE) + 199) % 256) <= 4
+
+
+@pytest.mark.parametrize("sides", [(401, 601), (300, 601), (35, 7)])
+def test_pictures_with_odd_sides_are_written_in_both_formats(sides: tuple[int, int], tmp_path: Path) -> None:
+    with video_writer(tmp_path / "game", RATE) as add:
+        for level in (0, 200):
+            add(np.full((*sides, 3), level, np.uint8))
+    with av.open(str(tmp_path / "game.mp4")) as film:
+        frames = [frame.to_ndarray(format="rgb24") for frame in film.decode(video=0)]
+    factor = 2 if sides[0] < 300 else 1
+    assert [frame.shape for frame in frames] == [(*(-(-factor * side // 2) * 2 for side in sides), 3)] * 2
+    assert (tmp_path / "game.gif").stat().st_size > 0
 
 
 @pytest.mark.parametrize(("name", "message"), [
