@@ -14,6 +14,8 @@ from apex_jax.types import Columns, SegmentSpec, zero_columns
 
 Array: TypeAlias = jax.Array | np.ndarray  # JAX accepts either
 
+FEW_TRANSITIONS = 2_000  # a replay of fewer is of no use
+
 
 class FrameStore(NamedTuple):
     """The C segments of the replay ring; slot f of segment c has the replay index c x L + f."""
@@ -52,9 +54,11 @@ def create_store(
     """
     if memory_bytes is not None and (needed := store_bytes(spec, capacity_segments)) > memory_bytes:
         most = capacity_segments * spec.max_transitions * memory_bytes // needed
+        fix = f"lower replay.capacity_transitions to at most {most}"
         raise ValueError(
             f"a replay of {capacity_segments * spec.max_transitions} transitions takes {needed / 1e9:.1f} GB of frames,"
-            f" of which {memory_bytes / 1e9:.1f} GB fit: lower replay.capacity_transitions to at most {most}"
+            f" {spec.frame_bytes:,} bytes each, of which {memory_bytes / 1e9:.1f} GB fit:"
+            f" {fix if most >= FEW_TRANSITIONS else 'make the observations smaller'}"
         )
     plain = (capacity_segments, spec.slots, *spec.frame_shape)
     height_and_width, rest = plain[2:4], plain[4:]

@@ -64,8 +64,11 @@ def describe(config: Config) -> Description:
 
 def log_reading(config: Config) -> None:
     """Logs how observations are interpreted, because a wrong interpretation prevents learning."""
-    if line := describe(config).reading:
-        _log.info("%s", line)
+    task = describe(config)
+    if task.reading:
+        _log.info("%s", task.reading)
+    if task.caution:
+        _log.warning("%s", task.caution)
 
 
 def environment_spec_of(config: Config, spec: SegmentSpec) -> EnvironmentSpec:

@@ -26,7 +26,7 @@ from gymnasium import spaces
 
 from apex_jax.config import Config
 from apex_jax.config.rules import check_convolutions
-from apex_jax.environments.images import image_spec, picture, reading
+from apex_jax.environments.images import caution, image_spec, picture, reading
 from apex_jax.environments.task import Description, action_spec, check_bounds, one_line
 from apex_jax.host.errors import RunError, UsageError, first_line, short_repr
 from apex_jax.host.user_code import imported_module, reported
@@ -72,7 +72,8 @@ def describe(config: Config) -> Description:
     if adapted.is_masked:
         size, parts = adapted.num_actions, parts and (*parts, Part((ACTION_MASK,), (adapted.num_actions,)))
         shape, line = (shape[0] + size,), f"{line}, and {size} numbers that say which actions are valid"
-    return Description(shape, adapted.frame_dtype, adapted.action_space, parts, rate, image, line, adapted.is_masked)
+    about = adapted.frame_dtype, adapted.action_space, parts, rate, image, line, adapted.is_masked
+    return Description(shape, *about, "" if has_pixels else caution(task, space))
 
 
 def make(

@@ -41,6 +41,22 @@ def reading(task: str, space: spaces.Space[Any], image: ImageSpec | None, size: 
     return f"observations of {task}, {one_line(space)}, are read as {what} ({KEY}={image.layout})"
 
 
+def caution(task: str, space: spaces.Space[Any], path: str = "") -> str:
+    """Returns a warning if a part of nested observations, which become one vector, looks like an image; else empty.
+
+    `path`: that leads to the space, such as ['arm'][0].
+    """
+    if not isinstance(space, spaces.Dict | spaces.Tuple):
+        return ""
+    members = list(space.items() if isinstance(space, spaces.Dict) else enumerate(space.spaces))
+    for key, part in members:
+        if _looks_like_images(part) and min(part.shape[axis] for axis in _sides(part.shape)) >= LEAST_SIDE:
+            what = f"its part {key}, {one_line(part)}, is read as {int(np.prod(part.shape)):,} numbers, not as an image"
+            alone = f"TransformObservation(env, lambda x: x{path}[{key!r}], env.observation_space{path}[{key!r}])"
+            return f"environment.task={task}: {what}; to learn from it alone: gymnasium.wrappers.{alone}"
+    return next(filter(None, (caution(task, part, f"{path}[{key!r}]") for key, part in members)), "")
+
+
 def picture(rendered: Any) -> np.ndarray | None:
     """Returns what an environment has rendered as uint8[height, width, 3]; None if it is no picture.
 

@@ -27,6 +27,7 @@ class Description(NamedTuple):
     image: ImageSpec | None = None  # Gymnasium: how images become frames
     reading: str = ""  # Gymnasium: one line that describes how observations are read
     is_masked: bool = False  # Gymnasium: see `ActionSpec`
+    caution: str = ""  # Gymnasium: a warning about how observations are read
 
 
 def action_spec(task: str, space: Any) -> ActionSpec:

@@ -11,7 +11,7 @@ from gymnasium import spaces
 
 from apex_jax.environments.environment import environment_spec_of, segment_spec
 from apex_jax.environments.gymnasium_tasks import make
-from apex_jax.environments.images import image_spec, picture, reading
+from apex_jax.environments.images import caution, image_spec, picture, reading
 from apex_jax.host.errors import UsageError
 from apex_jax.policy import Policy
 from tests.rigs import environments
@@ -149,3 +149,13 @@ def test_grey_transparent_and_float_pictures_are_shown_in_colour(rendered: np.nd
 @pytest.mark.parametrize("rendered", [None, "text", np.zeros(3), np.zeros((3, 4, 2), np.uint8), np.full((3, 4), 2.5)])
 def test_anything_else_is_no_picture(rendered: Any) -> None:
     assert picture(rendered) is None
+
+
+def test_image_beside_numbers_is_named_with_how_to_keep_it_alone() -> None:
+    numbers = spaces.Box(-1, 1, (3,))
+    nested = spaces.Dict(numbers=numbers, seen=spaces.Dict(table=spaces.Box(0, 255, (8, 8), np.uint8), pixels=COLOR))
+    line = caution("gymnasium:x:Y", nested)
+    assert "its part pixels, Box(0, 255, (64, 48, 3), uint8), is read as 9,216 numbers, not as an image" in line
+    assert "lambda x: x['seen']['pixels'], env.observation_space['seen']['pixels'])" in line
+    for space in (COLOR, numbers, spaces.Dict(numbers=numbers, table=spaces.Box(0, 255, (8, 8), np.uint8))):
+        assert caution("gymnasium:x:Y", space) == ""
