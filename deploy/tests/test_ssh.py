@@ -23,11 +23,11 @@ RUN = "home/apex_jax_fleet/runs/Catch-v0-1"
 pytestmark = pytest.mark.deploy
 
 
-def fleet(file: Path, action: str) -> tuple[int, str]:
+def fleet(file: Path, *action: str) -> tuple[int, str]:
     """Runs the command with the ssh beside the file, if there is one; returns its exit code and output."""
     environment = {**os.environ, "PATH": f"{file.parent}:{os.environ['PATH']}"}
     done = subprocess.run(
-        [sys.executable, str(FLEET), str(file), action], env=environment, text=True, timeout=400, check=False,
+        [sys.executable, str(FLEET), str(file), *action], env=environment, text=True, timeout=400, check=False,
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
     )  # fmt: skip
     return done.returncode, done.stdout
@@ -47,6 +47,9 @@ def describe(file: Path, settings: str) -> Path:
     ("hosts: {a: [replay, learner, actor]}\nuser: me", "it may have the keys hosts, arguments, "),
     ("hosts: {a: [replay, learner, actor]}\nfolder: /", "folder must consist of letters"),
     ("hosts: {-oProxyCommand=x: [replay, learner, actor]}", "no host may begin with -"),
+    ("hosts: {a: [replay, learner, actor, evaluator], b: [evaluator]}", "one evaluator at most"),
+    ("hosts: {a: [replay, learner, actor]}\ngpu: [b]", "may name hosts of the fleet only, not b"),
+    ("hosts: {a: [replay, learner, actor]}\naddresses: {c: 10.0.0.1}", "may name hosts of the fleet only, not c"),
     ("hosts: [", "while parsing"),
     ("", "NoneType"),
 ])  # fmt: skip
@@ -64,6 +67,16 @@ def test_wrong_argument_is_refused_before_any_host_is_asked(tmp_path: Path) -> N
     code, said = fleet(describe(tmp_path / "lab.yaml", "seed=-1"), "start")
     assert (code, said.count("\n")) == (2, 1)
     assert "seed=-1" in said
+
+
+@pytest.mark.quick
+def test_status_hands_options_on_and_names_a_host_that_ssh_cannot_reach(tmp_path: Path) -> None:
+    (tmp_path / "ssh").write_text('#!/bin/sh\n[ "$1" = -G ] && echo "hostname $2" && exit\nexit 255\n')
+    (tmp_path / "ssh").chmod(0o755)
+    code, said = fleet(describe(tmp_path / "lab.yaml", ""), "status", "--json")
+    assert code == 1, said
+    assert all(f"{host}: error: ssh failed, exit code 255" in said for host in HOSTS)
+    assert '"ipc://' in said, "a JSON object by address"
 
 
 @pytest.fixture
