@@ -1,4 +1,4 @@
-"""The program: trains, or runs one role of a fleet; or one of the commands plot, status, keys, storage, tasks,
+"""The program: trains, or runs one role of a fleet; or one of the commands plot, status, keys, storage, tasks, check,
 export."""
 
 import errno
@@ -15,6 +15,7 @@ COMMANDS = {  # they train nothing, and each has a command line of its own
     "status": "apex_jax.operations.status_command",
     "storage": "apex_jax.operations.storage_command",
     "tasks": "apex_jax.operations.tasks_command",
+    "check": "apex_jax.operations.check_command",
     "export": "apex_jax.export.export_command",
 }
 OF_THE_DISK = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EISDIR}

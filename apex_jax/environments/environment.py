@@ -62,6 +62,15 @@ def describe(config: Config) -> Description:
     return provider.describe(config)
 
 
+def try_out(config: Config) -> None:
+    """Makes some steps with an environment of Gymnasium, so that its mistakes are found before anything starts.
+
+    Raises UsageError or BrokenEnvironment. Those written in JAX are traced, and EnvPool's are known.
+    """
+    if config.environment.is_gymnasium:
+        gymnasium_processes.describe(config, is_tried=True)
+
+
 def log_reading(config: Config) -> None:
     """Logs how observations are interpreted, because a wrong interpretation prevents learning."""
     task = describe(config)

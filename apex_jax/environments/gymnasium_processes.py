@@ -29,6 +29,7 @@ PRELOADED = ["apex_jax.environments.gymnasium_pool"]  # by the fork server
 PATH_VARIABLES = ("PYTHONPATH", "PYTHONSAFEPATH")  # the fork server is started with these
 START_SECONDS = 240.0  # until an environment is made, or has returned its first observation
 CLOSE_SECONDS = 2.0  # for environments to close
+TRIED_STEPS = 10  # before anything starts
 
 
 @contextlib.contextmanager
@@ -70,17 +71,30 @@ def _set(variables: dict[str, str | None]) -> None:
             os.environ[name] = value
 
 
-@functools.lru_cache(maxsize=4)
-def describe(config: Config) -> Description:
+_described: dict[Config, Description] = {}
+
+
+def describe(config: Config, is_tried: bool = False) -> Description:
+    """Describes the run's task, by an environment in a process of its own, once for each configuration.
+
+    `is_tried`: makes some steps with it, too. Raises UsageError or BrokenEnvironment, see `gymnasium_tasks.describe`
+    and `try_steps`.
+    """
+    if is_tried or config not in _described:
+        _described[config] = _by_a_process(config, is_tried)
+    return _described[config]
+
+
+def _by_a_process(config: Config, is_tried: bool) -> Description:
     """Makes and closes an environment in a process of its own, and describes it.
 
     So no code of a user runs in learner and replay server, and no process of an environment inherits a lock of this
-    one. Raises UsageError or BrokenEnvironment, see `gymnasium_tasks.describe`.
+    one.
     """
     task = config.environment.task
     with fork_server() as context:
         receiver, sender = context.Pipe(duplex=False)
-        process = context.Process(target=leader(_send_description, sender, config))
+        process = context.Process(target=leader(_send_description, sender, config, is_tried))
         process.start()
     sender.close()
     result = None
@@ -101,9 +115,11 @@ def describe(config: Config) -> Description:
     return result
 
 
-def _send_description(sender: Connection, config: Config) -> None:
+def _send_description(sender: Connection, config: Config, is_tried: bool) -> None:
     try:
         result: Any = gymnasium_tasks.describe(config)
+        if is_tried:
+            gymnasium_tasks.try_steps(config, result, TRIED_STEPS)
     except Exception as error:
         result = error
     sender.send(result)

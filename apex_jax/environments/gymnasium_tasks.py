@@ -27,7 +27,7 @@ from gymnasium import spaces
 from apex_jax.config import Config
 from apex_jax.config.rules import check_convolutions
 from apex_jax.environments.images import caution, image_spec, picture, reading
-from apex_jax.environments.task import Description, action_spec, check_bounds, one_line
+from apex_jax.environments.task import Description, action_bounds, action_spec, check_bounds, one_line
 from apex_jax.host.errors import RunError, UsageError, first_line, short_repr
 from apex_jax.host.user_code import imported_module, reported
 from apex_jax.types import ACTION_MASK, Part, valid_actions
@@ -74,6 +74,23 @@ def describe(config: Config) -> Description:
         shape, line = (shape[0] + size,), f"{line}, and {size} numbers that say which actions are valid"
     about = adapted.frame_dtype, adapted.action_space, parts, rate, image, line, adapted.is_masked
     return Description(shape, *about, "" if has_pixels else caution(task, space))
+
+
+def try_steps(config: Config, described: Description, steps: int) -> None:
+    """Resets an environment and makes random steps. Raises BrokenEnvironment, see `Adapted`."""
+    environment, rng = config.environment, np.random.default_rng(config.seed)
+    layout, info = environment.observation_layout, config.metrics.info
+    adapted = make(
+        environment.task, environment.settings, MANY_STEPS, False, config.seed, layout, info, described.is_masked
+    )
+    with contextlib.closing(adapted):
+        observation, is_over = adapted.reset(seed=config.seed)[0], False
+        for _ in range(steps):
+            if is_over:
+                observation, is_over = adapted.reset()[0], False
+                continue
+            observation, _, *ends, _ = adapted.step(adapted.random_action(observation, rng))
+            is_over = any(ends)
 
 
 def make(
@@ -190,6 +207,18 @@ class Adapted(gymnasium.Wrapper[np.ndarray, Any, Any, Any]):
                 kept |= {name: _number(name, info[name]) for name in self._info if name in info}
             adapted, beyond = self._adapted(observation, info, bool(terminated))
             return adapted, float(reward), bool(terminated), bool(truncated), kept | beyond
+
+    def random_action(self, observation: np.ndarray, rng: np.random.Generator) -> Any:
+        """Returns a valid action of the environment's own space; `observation`: the last one."""
+        space: Any = self.env.action_space
+        if not self.num_actions:
+            low, high = action_bounds(space)
+            return rng.uniform(low, high).astype(space.dtype)
+        valid = np.flatnonzero(observation[-self.num_actions :]) if self.is_masked else np.arange(self.num_actions)
+        number = int(rng.choice(valid))
+        if len(self._counts) == 1 and isinstance(space, spaces.Discrete):
+            return number + int(space.start)
+        return (np.array(np.unravel_index(number, self._counts)) + space.start.ravel()).reshape(space.shape)
 
     def render(self) -> np.ndarray | None:  # type: ignore[override]
         """Returns the frame, uint8[height, width, 3]; None if it cannot be rendered, now or at an earlier call."""

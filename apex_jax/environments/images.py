@@ -50,8 +50,9 @@ def caution(task: str, space: spaces.Space[Any], path: str = "") -> str:
         return ""
     members = list(space.items() if isinstance(space, spaces.Dict) else enumerate(space.spaces))
     for key, part in members:
-        if _looks_like_images(part) and min(part.shape[axis] for axis in _sides(part.shape)) >= LEAST_SIDE:
-            what = f"its part {key}, {one_line(part)}, is read as {int(np.prod(part.shape)):,} numbers, not as an image"
+        shape = part.shape or ()
+        if _looks_like_images(part) and min(shape[axis] for axis in _sides(shape)) >= LEAST_SIDE:
+            what = f"its part {key}, {one_line(part)}, is read as {int(np.prod(shape)):,} numbers, not as an image"
             alone = f"TransformObservation(env, lambda x: x{path}[{key!r}], env.observation_space{path}[{key!r}])"
             return f"environment.task={task}: {what}; to learn from it alone: gymnasium.wrappers.{alone}"
     return next(filter(None, (caution(task, part, f"{path}[{key!r}]") for key, part in members)), "")

@@ -10,6 +10,7 @@ role_progress    the progress and the warnings of one process
 stopping         the lines printed when a user stops a run
 status_page      the status of a process
 status_command   `python main.py status`
+check_command    `python main.py check`
 status_summary   what a status says: what a process does, how fast, what is wrong
 role_watch       finds roles that are alive but make no progress, for the supervisor
 systemd          heartbeats for systemd while a role makes progress

@@ -17,7 +17,7 @@ from typing import Any
 from apex_jax.config import AddressConfig, Config, server_name
 from apex_jax.config.load import to_yaml, yaml_text
 from apex_jax.device import actor_processes, has_gpu
-from apex_jax.environments.environment import can_render, has_reference_simulator, log_reading
+from apex_jax.environments.environment import can_render, has_reference_simulator, log_reading, try_out
 from apex_jax.host.disk import lock_file, write_durably
 from apex_jax.host.errors import FatalError, RunError, UsageError
 from apex_jax.host.machine import usable_cores
@@ -292,6 +292,7 @@ def open_run(config: Config, stop: StopSignal) -> Iterator[RunPage | None]:
 
 def check_local(config: Config) -> None:
     """Raises UsageError or RunError for what a run on this machine would refuse after its start: nothing is written."""
+    try_out(config)
     spec = checked_spec(config)
     make_limiter(config, spec)
     check_journal(config, spec)

@@ -48,6 +48,38 @@ def test_environment_that_always_fails_ends_the_run_with_one_line_and_a_tracebac
     assert "Traceback" in (program.stderr if at == "made" else (run / "logs" / "actor-0.log").read_text())
 
 
+@pytest.mark.ci
+def test_environment_that_fails_in_its_first_steps_ends_the_start_before_anything_is_written(
+    programs: Programs, tmp_path: Path
+) -> None:
+    with programs:
+        program = train(programs, tmp_path / "run", "Raises", "environment.settings={at: step, step: 3}")
+        assert program.exit_code(SECONDS) == 1
+    assert ERROR.search(program.stderr.splitlines()[-1])
+    assert not (tmp_path / "run").exists()
+
+
+CHECKED = {
+    "gymnasium:tests.rigs.environments:Cards": ("vectors of 16 numbers", "8 choices", "which of them are valid"),
+    "gymnasium:Pendulum-v1 --config pendulum": ("vectors of 3 numbers", "1 numbers", "dpg", "2,000 steps"),
+    "Pong-v5 --config atari_cpu": ("uint8 [44, 44], the newest 4 stacked", "6 choices"),
+}
+
+
+@pytest.mark.parametrize("arguments", [
+    pytest.param(each, marks=pytest.mark.ci if "Cards" in each else pytest.mark.long) for each in CHECKED
+])  # fmt: skip
+def test_check_prints_how_an_environment_is_read_and_leaves_nothing(
+    arguments: str, programs: Programs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with programs:
+        program = programs.start("check", *arguments.split(), environment={"PYTHONPATH": str(ROOT)})
+        assert program.exit_code(SECONDS) == 0, program.stderr
+    assert all(word in program.stdout for word in (*CHECKED[arguments], "steps a second")), program.stdout
+    assert {path.name for path in tmp_path.rglob("*")} == {"program-0.out", "program-0.err"}
+
+
 @pytest.mark.long
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("end", ["normal", signal.SIGINT, signal.SIGKILL])

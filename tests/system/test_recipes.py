@@ -75,7 +75,7 @@ LOCAL = [arguments for arguments in OURS if arguments not in FLEET + STATUS]
 
 def smaller(arguments: list[str]) -> list[str]:
     """Returns arguments of LOCAL with less to do, and with what a user or a shell puts in place of some of them."""
-    if arguments[:1] in (["keys"], ["export"], ["--help"]):
+    if arguments[:1] in (["keys"], ["export"], ["check"], ["--help"]):
         return arguments
     if arguments[:1] in (["plot"], ["tasks"]):
         words = ["Walker" if argument == "[WORD]" else argument for argument in arguments]

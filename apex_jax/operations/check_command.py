@@ -1,0 +1,83 @@
+"""The command check: how an environment is read, and how fast it is, before anything is trained."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+import numpy as np
+
+from apex_jax.config import Config
+from apex_jax.config.command_line import parse
+from apex_jax.environments.environment import VectorEnvironment, describe, segment_spec, try_out
+from apex_jax.host.argument_parser import Parser
+from apex_jax.host.output import columns
+from apex_jax.host.program import NAME
+from apex_jax.types import SegmentSpec
+
+SECONDS = 2.0  # of random steps
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Prints how an environment is read, and its speed; writes nothing. Returns the exit code.
+
+    `arguments`: after "check". Raises UsageError, and RunError if the environment fails.
+    """
+    options, settings = _parser().parse_known_args(list(arguments))
+    config = parse(["--config", options.config, f"environment.task={options.task}", *settings]).config
+    try_out(config)
+    spec, task = segment_spec(config), describe(config)
+    speed = _steps_per_second(config, spec)
+    seconds = config.replay.min_size_to_sample / speed
+    agent = "dqn" if spec.action.dtype == "int32" else "dpg"
+    stack = f", the newest {spec.frame_stack} stacked" if spec.frame_stack > 1 else ""
+    rows = [
+        ("task", config.environment.task),
+        ("read as", task.reading or f"{spec.frame_dtype} {list(spec.frame_shape)}"),
+        ("one step", f"{spec.frame_dtype} {list(spec.frame_shape)}{stack}"),
+        ("actions", f"{spec.action.num_actions} choices" if agent == "dqn" else f"{spec.action.shape[0]} numbers"),
+        ("masks", "which of them are valid" if spec.action.is_masked else "none"),
+        ("agent", agent),
+        ("speed", f"{speed:,.0f} steps a second of {config.actor.environments} environments, with random actions"),
+        ("learns", f"after {config.replay.min_size_to_sample:,} steps (replay.min_size_to_sample), {seconds:,.0f} s"),
+        ("warning", task.caution),
+    ]
+    print("\n".join(columns([row for row in rows if row[1]])))
+    return 0
+
+
+def _steps_per_second(config: Config, spec: SegmentSpec) -> float:
+    """Returns the speed of the actor's environments without a policy."""
+    rng, number = np.random.default_rng(config.seed), config.actor.environments
+    environment = VectorEnvironment(config, spec, np.arange(number), config.environment.max_episode_frames)
+    try:
+        steps, step = 0, environment.receive()
+        started = time.monotonic()
+        while time.monotonic() - started < SECONDS:
+            environment.send(_random_actions(spec, step.observation, rng), step.env_id)
+            step = environment.receive()
+            steps += len(step.env_id)
+        return max(1, steps) / (time.monotonic() - started)
+    finally:
+        environment.close()
+
+
+def _random_actions(spec: SegmentSpec, observation: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    count, action = len(observation), spec.action
+    if action.dtype != "int32":
+        return rng.uniform(action.low, action.high, (count, *action.shape)).astype(np.float32)
+    if not action.is_masked:
+        return rng.integers(0, action.num_actions, count).astype(np.int32)
+    valid = observation[:, -1, -action.num_actions :]
+    return np.array([rng.choice(np.flatnonzero(row)) for row in valid], np.int32)
+
+
+def _parser() -> Parser:
+    parser = Parser(
+        "check",
+        description="Steps an environment as a run would, and prints how it is read; nothing is trained or written.",
+        epilog=f"examples: {NAME} check gymnasium:my_file:MyEnv; {NAME} check Pong-v5 --config atari_cpu",
+    )
+    parser.add_argument("task", metavar="TASK", help="as for environment.task; more settings may follow")
+    parser.add_argument("--config", default="cartpole", metavar="FILE", help="as for training; default: cartpole")
+    return parser
