@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -19,7 +20,7 @@ from apex_jax.config.load import to_yaml, yaml_text
 from apex_jax.device import actor_processes, has_gpu
 from apex_jax.environments.environment import can_render, has_reference_simulator, log_reading, try_out
 from apex_jax.host.disk import lock_file, write_durably
-from apex_jax.host.errors import FatalError, RunError, UsageError
+from apex_jax.host.errors import FatalError, RunError, UsageError, printable
 from apex_jax.host.machine import usable_cores
 from apex_jax.host.program import NAME
 from apex_jax.operations.live_view import LiveView, final_summary, finished_summary
@@ -47,6 +48,8 @@ MAX_RESTARTS = 5  # consecutive restarts of one role
 STEADY_SECONDS = 120.0  # without a fault, after which a role's restarts are counted from 0 again
 KILL_SECONDS = 10.0  # from SIGTERM to SIGKILL; on two busy cores an actor needs up to five
 SAVE_SECONDS = 35.0  # from SIGTERM to SIGKILL, for roles that save their state; the learner gives up after 30
+MOST_CHARACTERS = 300  # of an error in a warning
+_NUMBER = re.compile(r"-?\d+(\.\d+)?(e[-+]?\d+)?")  # in an error, which differs by it from one start to the next
 LAST_EVALUATION_SECONDS = 1800.0  # with its film, after the end of the run; the watch detects a hang much sooner
 
 
@@ -192,7 +195,8 @@ class LocalRun:
         well_seconds = now - role.started_seconds - role.fault_seconds
         role.restarts = 1 if well_seconds > STEADY_SECONDS else role.restarts + 1
         error_before, role.last_error = role.last_error, role.error_line()
-        is_in_vain = role.restarts > 1 and role.last_error != "" and role.last_error == error_before
+        before, now_said = (_NUMBER.sub("", line) for line in (error_before, role.last_error))
+        is_in_vain = role.restarts > 1 and now_said != "" and now_said == before
         is_final = code in (UsageError.exit_code, FatalError.exit_code)
         self._watch.ended(role.name)
         if is_final or is_in_vain or role.restarts > MAX_RESTARTS:
@@ -203,7 +207,8 @@ class LocalRun:
         delay = FIRST_DELAY_SECONDS * 2 ** (role.restarts - 1)
         role.restart_at = now + delay
         role.state = f"down, back in {delay:.0f} s"
-        what = f"{role.fault} and was killed" if role.fault else f"ended with exit code {code}"
+        why = f" ({printable(role.last_error[:MOST_CHARACTERS])})" if role.last_error else ""
+        what = f"{role.fault} and was killed" if role.fault else f"ended with exit code {code}{why}"
         _log.warning("%s %s: starting it again in %.0f s, see %s", role.name, what, delay, role.log_path)
 
     def _end_processes(self) -> None:

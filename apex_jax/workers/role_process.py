@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import subprocess
 import time
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from apex_jax.process import FETCHED, SUPERVISED
 
 COMMAND = command()
 LOG_TAIL_LINES = 8
+_OF_THE_LOG = re.compile(r"\d\d:\d\d:\d\d [A-Z]+ ")
 
 
 @dataclass
@@ -57,9 +59,9 @@ class RoleProcess:
         return self.process.poll() if self.process is not None else None
 
     def error_line(self) -> str:
-        """Returns the error line with which the role ended; empty if it was killed or crashed."""
-        prefix = {error.exit_code: error.prefix for error in (RunError, FatalError)}.get(self.exit_code() or 0)
-        return "".join(line for line in self._log()[-1:] if prefix and line.startswith(prefix))
+        """Returns the error line, or that of a traceback, with which the role ended; empty if it was killed."""
+        has_said_why = self.exit_code() in (RunError.exit_code, FatalError.exit_code)
+        return "".join(line for line in self._log()[-1:] if has_said_why and not _OF_THE_LOG.match(line))
 
     def log_tail(self) -> str:
         """Returns the last lines of the role's log, indented."""

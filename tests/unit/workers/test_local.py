@@ -120,12 +120,13 @@ def test_several_replay_servers_are_started_with_their_numbers(stage: Stage) -> 
     assert (command.role, command.name, command.config.replay.index) == ("replay", "replay-1", 1)
 
 
-@pytest.mark.parametrize("end", ["os.kill(os.getpid(), signal.SIGKILL)", "1 / 0", "os._exit(143)"])
+@pytest.mark.parametrize("end", ["os.kill(os.getpid(), signal.SIGKILL)", "{}['ab'[life - 1]]", "os._exit(143)"])
 def test_role_that_fails_is_started_again(stage: Stage, end: str, caplog: pytest.LogCaptureFixture) -> None:
     stage.run(learner=f"if life <= 2: {end}")
     assert stage.lives == {**ONCE_EACH, "learner": 3}
     assert {record.levelno for record in caplog.records} == {logging.WARNING}
     assert "learner ended with exit code" in caplog.text
+    assert ("exit code 1 (KeyError: 'a')" in caplog.text) is (end[0] == "{")
 
 
 def test_processes_that_environments_started_in_a_role_s_own_process_end_with_it(stage: Stage) -> None:
@@ -143,6 +144,8 @@ def test_processes_that_environments_started_in_a_role_s_own_process_end_with_it
 @pytest.mark.parametrize(("role", "line", "error", "starts"), [
     ("actor-0", 'print("life", life)\nsys.exit(4)', "6 times in a row .*exit code 4.*  life 6$", 6),
     ("learner", 'sys.exit("error: no disk")', "2 times in a row .*exit code 1.*  error: no disk$", 2),
+    ("learner", 'sys.exit(f"error: {life}.5e-3 is too much")', "2 times in a row .*  error: 2.5e-3 is too much$", 2),
+    ("actor-0", "1 / 0", "2 times in a row .*exit code 1.*  ZeroDivisionError: division by zero$", 2),
     ("learner", 'print("fatal: not finite"); sys.exit(3)', "cannot go on .*exit code 3.*  fatal: not finite$", 1),
     ("evaluator", "sys.exit(2)", "refused its configuration .*exit code 2", 1),
 ])  # fmt: skip
@@ -155,7 +158,7 @@ def test_role_that_cannot_be_kept_alive_ends_the_run_with_its_last_log_lines(
 
 
 @pytest.mark.parametrize(("steady_seconds", "line", "starts"), [
-    (60.0, 'sys.exit(f"error: at {life} updates" if life <= 3 else 0)', 4),
+    (60.0, 'sys.exit("error: " + "abc"[life - 1] if life <= 3 else 0)', 4),
     (0.0, "sys.exit(4 if life <= 6 else 0)", 7),  # each restart is forgotten after a steady time
 ])  # fmt: skip
 def test_role_whose_errors_differ_or_are_seldom_is_restarted(
