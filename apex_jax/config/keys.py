@@ -29,6 +29,8 @@ GYM_MUJOCO = (
     *("Pusher", "Reacher", "Swimmer", "Walker2d"),
 )  # EnvPool's other tasks whose names end in -v5, beside the Atari games
 
+MAX_COMPATIBILITY_KEY_BYTES = 2**15  # in the messages with which processes join each other
+
 
 @dataclass(frozen=True)
 class EnvironmentConfig:

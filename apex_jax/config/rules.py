@@ -9,7 +9,7 @@ from operator import attrgetter
 from typing import TypeAlias
 
 from apex_jax.config.key import names_code
-from apex_jax.config.keys import Config, NetworkConfig
+from apex_jax.config.keys import MAX_COMPATIBILITY_KEY_BYTES, Config, NetworkConfig
 from apex_jax.host.errors import CREDENTIALS, UsageError, short_repr
 
 MAX_IPC_PATH_BYTES = 107  # longest path of a Unix socket
@@ -33,6 +33,10 @@ def _size_rules(config: Config) -> Iterator[Rule]:
     is_named = re.fullmatch(form if environment.has_spaces else "[^:]*", environment.task) is not None
     forms = "gymnasium:ID, gymnasium:MODULE:ID, gymnasium:MODULE:FUNCTION, gymnax:NAME or jax:MODULE:FUNCTION"
     yield "environment.task", is_named, f"must be {forms}"
+    excess = len(config.weights_compatibility_key.encode()) - MAX_COMPATIBILITY_KEY_BYTES
+    settings = max(("environment.settings", "algorithm.settings"), key=lambda name: len(attrgetter(name)(config)))
+    fix = f"must be {excess} bytes shorter, to be sent to other roles; keep it in a file that your code reads"
+    yield settings, excess <= 0, fix
     slots, overlap = actor.segment_slots, environment.frame_stack - 1 + config.algorithm.n_step
     if replay.columns:
         overlap = 1  # see apex_jax.item_codec.item_spec, which checks the size

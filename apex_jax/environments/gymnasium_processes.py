@@ -9,9 +9,11 @@ from __future__ import annotations
 import contextlib
 import functools
 import multiprocessing
+import multiprocessing.util
 import os
 import signal
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -30,6 +32,7 @@ PATH_VARIABLES = ("PYTHONPATH", "PYTHONSAFEPATH")  # the fork server is started 
 START_SECONDS = 240.0  # until an environment is made, or has returned its first observation
 CLOSE_SECONDS = 2.0  # for environments to close
 TRIED_STEPS = 10  # before anything starts
+LONGEST_TMPDIR = 71  # bytes; a Unix socket's path has at most 107
 
 
 @contextlib.contextmanager
@@ -40,6 +43,10 @@ def fork_server() -> Iterator[ForkServerContext]:
     that are started within do not run the main module of this process, which need not guard its call of `train`.
     """
     multiprocessing.set_forkserver_preload(PRELOADED)
+    if len(os.fsencode(tempfile.gettempdir())) > LONGEST_TMPDIR:
+        usual, tempfile.tempdir = tempfile.tempdir, "/tmp"
+        multiprocessing.util.get_temp_dir()  # of the server's sockets, from now on
+        tempfile.tempdir = usual
     before = _path_variables()
     _set({"PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path)), "PYTHONSAFEPATH": "1"})
     try:

@@ -11,6 +11,7 @@ from typing import Annotated, NamedTuple
 
 import numpy as np
 
+from apex_jax.config.keys import MAX_COMPATIBILITY_KEY_BYTES
 from apex_jax.types import (
     MAX_ALLOWED_SAMPLES,
     MAX_COUNT,
@@ -45,7 +46,7 @@ class ActorHello(NamedTuple):
     """First message of an actor, and its answer to `Rejoin`: then with the actor number and indices it already has."""
 
     peer_id: PeerId
-    compatibility_key: Annotated[str, Text(1024)]  # see `Config.compatibility_key`
+    compatibility_key: Annotated[str, Text(MAX_COMPATIBILITY_KEY_BYTES)]  # see `Config.compatibility_key`
     num_environments: Annotated[int, Integer(1, 4096)]
     acknowledged: Annotated[int, Integer(0, MAX_COUNT)] = 0  # sequence number; the actor still has all later segments
     actor_number: Annotated[int, Integer(0, MAX_COUNT)] = 0  # 0 = none yet
@@ -128,7 +129,7 @@ class LearnerHello(NamedTuple):
     """First message of a learner, and its answer to `Rejoin`. The live segments follow, oldest first."""
 
     peer_id: PeerId
-    compatibility_key: Annotated[str, Text(1024)]
+    compatibility_key: Annotated[str, Text(MAX_COMPATIBILITY_KEY_BYTES)]
     environment_steps: Annotated[int, Integer(0, MAX_ENVIRONMENT_STEPS)]  # of the whole run so far
     batches_at_once: Annotated[int, Integer(1, 256)]  # K of each `IndexBatches`
     batch_size: Annotated[int, Integer(1, 65536)]  # B
@@ -210,7 +211,7 @@ NO_RETURN = -1e300  # of an evaluator before its first evaluation
 class WeightsHello(NamedTuple):
     """First message of a weights client, and its answer to `Rejoin`; answered with `WeightsOffer`."""
 
-    compatibility_key: Annotated[str, Text(1024)]  # see `Config.weights_compatibility_key`
+    compatibility_key: Annotated[str, Text(MAX_COMPATIBILITY_KEY_BYTES)]  # see `Config.weights_compatibility_key`
     architecture: Annotated[str, Text(128)]  # digest of the names and shapes of the network's leaves
     run_identity: RunIdentity = ""
     environments: Annotated[int, Integer(0, 4096)] = 0  # of an actor; 0 = no actor

@@ -20,6 +20,8 @@ from apex_jax.environments.environment import segment_spec
 from apex_jax.host.errors import UsageError
 from apex_jax.host.program import CONFIGS
 from apex_jax.replay.replay import make_limiter
+from apex_jax.transport import wire
+from apex_jax.transport.messages import ActorHello
 from tests.rigs.usage import message, write
 
 
@@ -149,3 +151,13 @@ def test_any_override_gives_a_config_or_a_one_line_error(name: str, value: str) 
     except UsageError as error:
         text = str(error)
     assert text.isprintable()
+
+
+def test_settings_that_all_roles_share_may_be_long_but_fit_into_a_message() -> None:
+    config = load(None, ["environment.settings={a: " + 15_000 * "x" + "}"])
+    hello = wire.decode(wire.encode(ActorHello(1, config.compatibility_key, 4)))
+    assert isinstance(hello, ActorHello)
+    assert hello.compatibility_key == config.compatibility_key
+    both = [f"{group}.settings={{a: {16_370 * 'x'}}}" for group in ("environment", "algorithm")]
+    with pytest.raises(UsageError, match=r"^environment.settings=.*: must be \d+ bytes shorter, to be sent to other"):
+        load(None, both)

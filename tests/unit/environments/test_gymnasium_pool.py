@@ -278,6 +278,14 @@ def test_fork_server_imports_the_code_of_its_parent_and_no_other_copy(tmp_path: 
     assert printed.splitlines() == [str(pool), str([str(tmp_path / "installed"), None])]
 
 
+def test_long_folder_of_temporary_files_leaves_room_for_the_path_of_a_socket(tmp_path: Path) -> None:
+    long = tmp_path / ("x" * 80)
+    long.mkdir()
+    (tmp_path / "script.py").write_text(SCRIPT)
+    command, variables = [sys.executable, str(tmp_path / "script.py")], {**os.environ, "TMPDIR": str(long)}
+    assert len(subprocess.check_output(command, text=True, timeout=120, env=variables).splitlines()) == 2
+
+
 @PLACES
 def test_numbers_beyond_their_bounds_are_used_as_they_are_with_one_warning_and_a_count(
     own_processes: bool, caplog: pytest.LogCaptureFixture
