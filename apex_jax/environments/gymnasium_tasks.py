@@ -30,10 +30,12 @@ from apex_jax.environments.images import caution, image_spec, picture, reading
 from apex_jax.environments.task import Description, action_bounds, action_spec, check_bounds, one_line
 from apex_jax.host.errors import RunError, UsageError, first_line, short_repr
 from apex_jax.host.user_code import imported_module, reported
+from apex_jax.segment_codec import LARGEST_OBSERVATION
 from apex_jax.types import ACTION_MASK, Part, valid_actions
 
 PREFIX = "gymnasium:"
 MANY_STEPS = 10**9  # no time limit
+OF_OLD_GYM = "wrap it in GymV21CompatibilityV0 of the package shimmy"
 BEYOND = "beyond_bounds"  # in the info of an observation outside its bounds: 1
 NOTES = BOUNDS, LATE_MASK, FLAT_MASK = "note_of_bounds", "note_of_late_mask", "note_of_flat_mask"  # in `info`, once
 LARGEST = float(np.finfo(np.float32).max)  # rewards and observations reach the learner as float32
@@ -86,6 +88,12 @@ def try_steps(config: Config, described: Description, steps: int) -> None:
     with contextlib.closing(adapted):
         observation, is_over = adapted.reset(seed=config.seed)[0], False
         for _ in range(steps):
+            if (largest := np.abs(observation).max(initial=0)) > LARGEST_OBSERVATION:
+                what = (
+                    f"an observation with a number of {largest:g}, at most {LARGEST_OBSERVATION:g} can be learned from"
+                )
+                fix = "scale it in gymnasium.wrappers.TransformObservation"
+                raise BrokenEnvironment(f"environment.task={environment.task}: it returned {what}; {fix}")
             if is_over:
                 observation, is_over = adapted.reset()[0], False
                 continue
@@ -119,11 +127,22 @@ def make(
         environment = function(**json.loads(settings))
         _seed_generators(seed)  # the constructor may have imported torch, whose first seed is always the same
         if not isinstance(environment, gymnasium.Env):
-            raise TypeError(f"{task.rpartition(':')[2]} returned {type(environment).__name__}, not a gymnasium.Env")
+            what = f"{task.rpartition(':')[2]} returned {type(environment).__name__}, not a gymnasium.Env"
+            raise TypeError(f"{what}{_fix_of_class(environment)}")
         opened.callback(environment.close)
         adapted = Adapted(gymnasium.wrappers.TimeLimit(environment, max_steps), task, layout, info, is_masked)
         adapted.opened = opened.pop_all()
         return adapted
+
+
+def _fix_of_class(environment: object) -> str:
+    """Returns what to do with an environment of another interface."""
+    if isinstance(environment, gymnasium.vector.VectorEnv):
+        return "; it is a batch: name a function that makes one environment, of which actor.environments=N makes N"
+    if hasattr(environment, "possible_agents"):
+        return ", but one of PettingZoo; wrap it so that it has one agent, and the others are part of it"
+    is_old = any(each.__module__.split(".")[0] == "gym" for each in type(environment).__mro__)
+    return f", but one of gym; {OF_OLD_GYM}" if is_old else ""
 
 
 class Adapted(gymnasium.Wrapper[np.ndarray, Any, Any, Any]):
@@ -199,7 +218,12 @@ class Adapted(gymnasium.Wrapper[np.ndarray, Any, Any, Any]):
                 )
             elif not isinstance(self.env.action_space, spaces.MultiDiscrete):
                 action = int(action)
-            observation, reward, terminated, truncated, info = self.env.step(action)
+            try:
+                observation, reward, terminated, truncated, info = self.env.step(action)
+            except ValueError as error:
+                if "expected 5, got 4" not in str(error):
+                    raise
+                raise TypeError(f"step returned four values, as in gym before 0.26; {OF_OLD_GYM}") from None
             if not abs(_number("the reward", reward)) <= LARGEST:  # true for NaN, too
                 raise BrokenEnvironment(f"environment.task={self._task}: it returned a reward of {reward}")
             kept = _lives(info)

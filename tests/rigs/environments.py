@@ -345,3 +345,14 @@ def no_environment() -> str:
 
 
 gymnasium.register("Corridor-v0", "tests.rigs.environments:Corridor", max_episode_steps=50)
+
+
+def a_batch() -> Any:
+    """Returns a batch of environments."""
+    return gymnasium.vector.SyncVectorEnv([Corridor] * 2)
+
+
+class ManyAgents:
+    """Looks like an environment of PettingZoo."""
+
+    possible_agents = ("me", "you")

@@ -160,7 +160,7 @@ def reset_and_step(adapted: Adapted) -> None:
     ("Old", "", "unexpected keyword argument 'seed'"),
     ("Mistaken", "reset", "reset returned a dict, not the tuple"),
     ("Mistaken", "info", "the info is .*None.*, not a dict"),
-    ("Mistaken", "step", "unpack"),
+    ("Mistaken", "step", "step returned four values, as in gym before 0.26; wrap it in GymV21CompatibilityV0"),
     ("Mistaken", "none", "the reward is .*None.*, not one number"),
     ("Mistaken", "shape", "the reward is .*, not one number"),
     ("Mistaken", "text", "the reward is .*, not one number"),

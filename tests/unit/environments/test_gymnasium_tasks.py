@@ -21,7 +21,15 @@ from apex_jax.agent.algorithm import Action
 from apex_jax.config import Config
 from apex_jax.config.load import load
 from apex_jax.environments.environment import VectorEnvironment, environment_spec_of, segment_spec
-from apex_jax.environments.gymnasium_tasks import NUMBER, Adapted, BrokenEnvironment, describe, make, parts_of
+from apex_jax.environments.gymnasium_tasks import (
+    NUMBER,
+    Adapted,
+    BrokenEnvironment,
+    describe,
+    make,
+    parts_of,
+    try_steps,
+)
 from apex_jax.environments.task import action_bounds, action_spec, check_bounds
 from apex_jax.host.errors import UsageError
 from apex_jax.policy import Policy
@@ -150,6 +158,8 @@ def test_environment_that_cannot_be_trained_is_one_line_with_the_fix(
     (f"{OWN}Raises", '{"at":"made"}', r"ValueError: the made failed \(.*tests/rigs/environments.py, line \d+\)"),
     (f"{OWN}Corridor", '{"lenth":3}', "TypeError: .*lenth"),
     (f"{OWN}no_environment", "{}", "no_environment returned str, not a gymnasium.Env"),
+    (f"{OWN}a_batch", "{}", "a_batch returned SyncVectorEnv, not .*; it is a batch: name a function that makes one"),
+    (f"{OWN}ManyAgents", "{}", "ManyAgents returned ManyAgents, not .*, but one of PettingZoo; wrap it"),
 ])  # fmt: skip
 def test_environment_that_cannot_be_made_is_one_line_with_its_file_and_a_traceback_in_the_log(
     task: str, settings: str, message: str, capfd: pytest.CaptureFixture[str]
@@ -345,3 +355,13 @@ def test_every_combination_of_several_discrete_parts_reaches_the_environment_and
     environment.close()
     assert len({str(action) for action in found}) == 24
     assert (found[0], found[1], found[23]) == ([[0, -1], [5, 1]], [[0, -1], [5, 2]], [[1, 1], [5, 4]])
+
+
+def test_number_that_cannot_be_learned_from_is_found_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, of in {"space": ANY, "value": np.array([0, 2e6])}.items():
+        monkeypatch.setattr(environments.Observes, name, of)
+    settings = config(f"{OWN}Observes")
+    with pytest.raises(
+        BrokenEnvironment, match=r"a number of 2e\+06 in an observation, at most 1e\+06 can be learned from; scale it"
+    ):
+        try_steps(settings, describe(settings), 10)
