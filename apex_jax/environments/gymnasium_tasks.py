@@ -89,9 +89,7 @@ def try_steps(config: Config, described: Description, steps: int) -> None:
         observation, is_over = adapted.reset(seed=config.seed)[0], False
         for _ in range(steps):
             if (largest := np.abs(observation).max(initial=0)) > LARGEST_OBSERVATION:
-                what = (
-                    f"an observation with a number of {largest:g}, at most {LARGEST_OBSERVATION:g} can be learned from"
-                )
+                what = f"a number of {largest:g} in an observation, at most {LARGEST_OBSERVATION:g} can be learned from"
                 fix = "scale it in gymnasium.wrappers.TransformObservation"
                 raise BrokenEnvironment(f"environment.task={environment.task}: it returned {what}; {fix}")
             if is_over:
