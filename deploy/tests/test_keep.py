@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -73,6 +74,18 @@ def test_sigterm_reaches_the_role_which_has_time_to_save(folder: Path) -> None:
     process.send_signal(signal.SIGTERM)
     output, _ = process.communicate(timeout=60)
     assert (process.returncode, output) == (143, "saved\n")
+
+
+@pytest.mark.quick
+def test_sigterm_just_after_the_start_is_not_lost(folder: Path) -> None:
+    processes = []
+    for number in range(40):
+        processes.append(keep(folder))
+        time.sleep(0.002 + 0.001 * (number % 20))
+        processes[-1].send_signal(signal.SIGTERM)
+    for process in processes:
+        process.communicate(timeout=60)
+    assert {process.returncode for process in processes} <= {143, -signal.SIGTERM}, "the latter before its trap is set"
 
 
 @pytest.mark.quick
