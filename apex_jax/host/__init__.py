@@ -3,6 +3,7 @@
 errors           the errors that users see, one line each
 argument_parser  the argument parser of every command
 program          how this program was started: from a checkout, or installed
+packages         whether installed packages have versions that were tried
 disk             regular files only, atomic and durable writes, and locks on directories
 machine          the cores and memory that a process may use
 compiled         the decorator that compiles numeric loops

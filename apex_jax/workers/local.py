@@ -22,6 +22,7 @@ from apex_jax.environments.environment import can_render, has_reference_simulato
 from apex_jax.host.disk import lock_file, write_durably
 from apex_jax.host.errors import FatalError, RunError, UsageError, printable
 from apex_jax.host.machine import usable_cores
+from apex_jax.host.packages import untried_packages
 from apex_jax.host.program import NAME
 from apex_jax.operations.live_view import LiveView, final_summary, finished_summary
 from apex_jax.operations.progress import ProgressReader, RunProgress
@@ -303,6 +304,8 @@ def check_local(config: Config) -> None:
     check_journal(config, spec)
     check_video(config)
     log_reading(config)
+    for warning in untried_packages():
+        _log.warning("%s", warning)
 
 
 def run(config: Config, name: str, stop: StopSignal) -> int:
