@@ -20,6 +20,7 @@ from apex_jax.agent.devices import jit_update, mean_over_devices
 from apex_jax.agent.estimator import Estimator, make_estimator
 from apex_jax.agent.exploration import epsilon_ladder
 from apex_jax.agent.frame_store import FrameStore, Transitions, gather
+from apex_jax.agent.moments import Moments, add_observations, initial_moments, normalized
 from apex_jax.agent.networks import make_q_network
 from apex_jax.agent.training import make_optimizer, maybe_copy_target, scan_updates_with_target
 from apex_jax.config import Config
@@ -34,6 +35,16 @@ class LearnerState(NamedTuple):
     target_params: Params
     opt_state: Any
     updates: jax.Array  # int32[], number of updates so far
+
+
+class NormalizingState(NamedTuple):
+    """`LearnerState` of a learner that normalizes observations."""
+
+    online_params: Params
+    target_params: Params
+    opt_state: Any
+    updates: jax.Array
+    moments: Moments  # of the drawn observations
 
 
 def make_dqn(
@@ -53,20 +64,32 @@ def make_dqn(
     estimator, num_actions = estimator or make_estimator(config.algorithm), spec.action.num_actions
     network = make_q_network(config.network, num_actions, compute_dtype, estimator.outputs)
     optimizer = make_optimizer(config.learner)
+    is_normalized = config.network.normalize_observations and spec.frame_dtype == "float32"
+
+    def with_moments(params: Params, state: Any) -> Params:
+        """Returns what an actor needs: params of the network and, if observations are normalized, their moments."""
+        if not is_normalized:
+            return params
+        return {"network": params, "observations": {"mean": state.moments.mean, "variance": state.moments.variance}}
 
     def outputs(params: Params, observation: jax.Array) -> jax.Array:
-        """Returns q-values float32[B, A], or the quantiles of each, float32[B, A, N]."""
+        """Returns q-values float32[B, A], or the quantiles of each, float32[B, A, N]. `params`: see `with_moments`."""
         seen, mask = split_mask(observation, spec)
+        if is_normalized:
+            flat = normalized(jnp.reshape(seen, (seen.shape[0], -1)), **params["observations"])
+            seen, params = jnp.reshape(flat, seen.shape), params["network"]
         return masked(cast(jax.Array, network.apply(params, seen)), mask)
 
     def q_values(params: Params, observation: jax.Array) -> jax.Array:
         return estimator.mean(outputs(params, observation))
 
-    def init(key: jax.Array) -> LearnerState:
+    def init(key: jax.Array) -> LearnerState | NormalizingState:
         observation = jnp.zeros((1, spec.frame_stack, *spec.frame_shape), spec.frame_dtype)
-        params = network.init(key, split_mask(observation, spec)[0])
+        seen = split_mask(observation, spec)[0]
+        params = network.init(key, seen)
         target_params = jax.tree.map(jnp.copy, params)  # a buffer cannot be donated twice
-        return LearnerState(params, target_params, optimizer.init(params), jnp.zeros((), jnp.int32))
+        state = LearnerState(params, target_params, optimizer.init(params), jnp.zeros((), jnp.int32))
+        return NormalizingState(*state, initial_moments(seen.size)) if is_normalized else state
 
     def act(params: Params, observation: jax.Array, epsilon: jax.Array, key: jax.Array, step: int) -> Action:
         q, mask = q_values(params, observation), split_mask(observation, spec)[1]
@@ -90,11 +113,15 @@ def make_dqn(
         return value, (losses.priority(td_error), outputs_t.mean())
 
     def update_once(
-        state: LearnerState, store: FrameStore, indices: jax.Array, weights: jax.Array, learning_rate_share: jax.Array
-    ) -> tuple[LearnerState, UpdateOutput]:
+        state: Any, store: FrameStore, indices: jax.Array, weights: jax.Array, learning_rate_share: jax.Array
+    ) -> tuple[Any, UpdateOutput]:
         batch = gather(store, indices, spec.frame_stack)
-        gradient = jax.value_and_grad(loss, has_aux=True)
-        (value, (priorities, q_value)), grads = gradient(state.online_params, state.target_params, batch, weights)
+        if is_normalized:
+            seen = jnp.reshape(split_mask(batch.observation_t, spec)[0], (len(indices), -1))
+            state = state._replace(moments=add_observations(state.moments, seen, config.learner.devices))
+        target_params = with_moments(state.target_params, state)
+        gradient = jax.value_and_grad(lambda params, *others: loss(with_moments(params, state), *others), has_aux=True)
+        (value, (priorities, q_value)), grads = gradient(state.online_params, target_params, batch, weights)
         grads, value, q_value = mean_over_devices((grads, value, q_value), config.learner.devices)
         deltas, opt_state = optimizer.update(grads, state.opt_state, state.online_params)
         deltas = optax.tree.scale(learning_rate_share, deltas)
@@ -105,16 +132,16 @@ def make_dqn(
             "losses/q_values": q_value,  # mean of q(s_t, a_t)
             "losses/gradient_norm": optax.tree.norm(grads),  # global, before clipping
         }
-        state = LearnerState(online_params, state.target_params, opt_state, updates)
+        state = state._replace(online_params=online_params, opt_state=opt_state, updates=updates)
         return state, UpdateOutput(priorities, metrics)
 
-    def copy_target(is_due: jax.Array, state: LearnerState) -> LearnerState:
+    def copy_target(is_due: jax.Array, state: Any) -> Any:
         return state._replace(target_params=maybe_copy_target(is_due, state.online_params, state.target_params))
 
     def update(
-        state: LearnerState, store: FrameStore, indices: jax.Array, weights: jax.Array, learning_rate_share: jax.Array
-    ) -> tuple[LearnerState, UpdateOutput]:
-        def once(state: LearnerState, indices: jax.Array, weights: jax.Array) -> tuple[LearnerState, UpdateOutput]:
+        state: Any, store: FrameStore, indices: jax.Array, weights: jax.Array, learning_rate_share: jax.Array
+    ) -> tuple[Any, UpdateOutput]:
+        def once(state: Any, indices: jax.Array, weights: jax.Array) -> tuple[Any, UpdateOutput]:
             return update_once(state, store, indices, weights, learning_rate_share)
 
         # In a loop, XLA would run convolutions on one core of a CPU; without them, a loop compiles in half the time.
@@ -126,7 +153,7 @@ def make_dqn(
         init=jax.jit(init),
         act=jax.jit(act),
         update=jit_update(update, config.learner.devices),
-        acting_params=lambda state: state.online_params,
+        acting_params=lambda state: with_moments(state.online_params, state),
         exploration=lambda size: epsilon_ladder(size, config.actor.base_epsilon, config.actor.epsilon_exponent),
         evaluation_exploration=config.evaluator.epsilon,
         greedy=greedy,

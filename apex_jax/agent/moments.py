@@ -1,4 +1,4 @@
-"""Running moments of observations, with which Ape-X DPG normalises the inputs of its networks."""
+"""Running moments of observations, with which the inputs of networks are normalized."""
 
 from __future__ import annotations
 

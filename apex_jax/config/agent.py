@@ -102,5 +102,5 @@ class NetworkConfig:
         scope="weights",
     )
     normalize_observations: bool = key(
-        False, "DPG: vector observations are normalized by their running moments", scope="weights"
+        False, "vector observations are normalized by their running moments", scope="weights"
     )

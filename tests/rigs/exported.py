@@ -41,7 +41,7 @@ KINDS: dict[str, tuple[str, EnvironmentSpec, tuple[str, ...]]] = {
     "a vector with a mask, several parts of an action": (
         "catch",
         EnvironmentSpec(MASKED, None, None, None, None, "int32", action_part=Part((), (2,), (2, 3), (0, -1))),
-        (),
+        ("network.normalize_observations=true",),
     ),
     "a vector, all options": ("catch", EnvironmentSpec(VECTOR, None, None, None), OPTIONS),
     "continuous, normalized": ("walker", EnvironmentSpec(BODY, PARTS, *BOUNDS), NORMALIZED),

@@ -183,3 +183,35 @@ def test_rescaling_and_its_inverse_equal_the_formulas_of_the_paper_and_undo_each
     np.testing.assert_allclose(inverse(ANY), exact, rtol=1e-6, atol=1e-12)
     np.testing.assert_allclose(inverse(h(ANY)), ANY, rtol=1e-6, atol=0)
     np.testing.assert_allclose(h(inverse(ANY)), ANY, rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("options", [{}, {"munchausen": True, "quantiles": 5}], ids=["none", "munchausen quantiles"])
+def test_normalized_observations_are_those_that_the_network_of_actor_and_learner_sees(options: dict[str, Any]) -> None:
+    settings, store, batches = config(**options, normalize_observations=True), random_store(3), random_batches(4, 2)
+    dqn, plain = make_dqn(settings, VECTORS), make_dqn(config(**options), VECTORS)
+    before = dqn.init(jax.random.key(0))
+    network = jax.tree.map(jnp.copy, before.online_params)
+    state, output = dqn.update(before, store, *batches, 0.0)  # no parameter changes
+    drawn = [batch_of(store, *batch) for batch in zip(*batches, strict=True)]
+    seen = np.concatenate([batch.observation_t.reshape(BATCH, -1) for batch in drawn])
+    np.testing.assert_allclose(state.moments.mean, seen.mean(axis=0), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(state.moments.variance, seen.var(axis=0), rtol=1e-4)
+
+    def normalized(observation: np.ndarray) -> np.ndarray:
+        whole = (observation.reshape(BATCH, -1) - seen.mean(axis=0)) / np.sqrt(seen.var(axis=0) + 1e-5)
+        return whole.reshape(BATCH, 2, 5).astype(np.float32)
+
+    stacks, ones = drawn[-1].observation_t.reshape(BATCH, 2, 5), np.ones(BATCH, np.float32)
+    ours = dqn.act(dqn.acting_params(state), stacks, ones, jax.random.key(1), 0)
+    expected = plain.act(network, normalized(stacks), ones, jax.random.key(1), 0)
+    np.testing.assert_allclose(ours.value, expected.value, rtol=1e-4, atol=1e-4)
+    np.testing.assert_array_equal(ours.action, expected.action)
+    if not options:  # the twin of the others is that of the network as it is
+        assert plain.greedy is not None
+        q_t, q_tpk = (
+            np.asarray(plain.greedy(network, jnp.asarray(normalized(each)))["q_values"])
+            for each in (drawn[-1].observation_t, drawn[-1].observation_tpk)
+        )
+        target = drawn[-1].n_step_return + drawn[-1].discount * q_tpk.max(axis=1)
+        td_error = target - q_t[np.arange(BATCH), drawn[-1].action]
+        np.testing.assert_allclose(output.priorities[-1], np.abs(td_error), rtol=1e-3, atol=1e-3)
