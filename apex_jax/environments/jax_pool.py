@@ -57,7 +57,9 @@ class JaxPool:
         rows = (self._played.frame, self._played.reward, self._played.terminated, self._played.truncated)
         frame, reward, terminated, truncated = (np.asarray(row)[ids] for row in rows)
         if not np.isfinite(reward).all():
-            raise BrokenEnvironment(f"environment.task={self._task}: it returned a reward that is not finite")
+            raise BrokenEnvironment(
+                f"environment.task={self._task}: it returned a reward or an image that is not finite"
+            )
         numbers = dict(zip(self._info, np.asarray(self._played.info)[ids].T, strict=True))
         return frame[:, None], reward, terminated, truncated, {"env_id": ids.astype(np.int32), **numbers}
 

@@ -118,7 +118,7 @@ class JaxEnvironment:
         no, none = jnp.zeros((), bool), jnp.full(len(self._info), jnp.nan, jnp.float32)
         state = jax.tree.map(lambda leaf: jax.lax.convert_element_type(leaf, jnp.result_type(leaf)), state)
         counts = jnp.int32(0), key, calls + 1
-        return Played(self._frame(observation), jnp.float32(0), ~no, no, no, none, state, *counts)
+        return Played(self._frame(observation), self._reward(0, observation), ~no, no, no, none, state, *counts)
 
     def _step(self, played: Played, action: jax.Array) -> Played:
         key = jax.random.fold_in(played.key, played.calls)
@@ -131,7 +131,7 @@ class JaxEnvironment:
         numbers = [jnp.asarray(info.get(name, jnp.nan), jnp.float32).reshape(()) for name in self._info]
         return Played(
             self._frame(observation),
-            jnp.asarray(reward, jnp.float32).reshape(()),
+            self._reward(reward, observation),
             jnp.zeros((), bool),
             terminated,
             ~terminated & (truncated | (steps >= self._max_steps)),
@@ -141,6 +141,13 @@ class JaxEnvironment:
             played.key,
             played.calls + 1,
         )
+
+    def _reward(self, reward: Any, observation: jax.Array) -> jax.Array:
+        """Returns the reward; NaN, which ends the run, if an image of floats is not finite: its frame has no NaN."""
+        reward = jnp.asarray(reward, jnp.float32).reshape(())
+        if self._image is None or not jnp.issubdtype(observation.dtype, jnp.floating):
+            return reward
+        return jnp.where(jnp.isfinite(observation).all(), reward, jnp.nan)
 
     def _frame(self, observation: jax.Array) -> jax.Array:
         """Returns an observation as a frame: a vector, or an image of uint8; elements beyond its bounds are clipped."""

@@ -134,6 +134,9 @@ def final_summary(progress: RunProgress, config: Config, can_render: bool, video
         )
     elif video_needs and not present("video.mp4", "video.gif"):
         lines.append(f"Video:       none; it needs {video_needs}")
+    is_not_filmed = can_render and bool(reached) and not present("video.mp4", "video.gif")
+    if is_not_filmed and not video_needs:
+        lines.append("Video:       none; the log of the evaluator says why")
     pictures = present("report.html", "curves.png", "video.mp4", "video.gif")
     lines += [f"Look at:     {shlex.quote(os.path.join(run_directory, name))}" for name in pictures]
     lines.append(f"Files:       {directory} ({files})")
@@ -152,7 +155,7 @@ def final_summary(progress: RunProgress, config: Config, can_render: bool, video
     if progress.best_evaluation != progress.latest_evaluation and present("best"):
         best = playing_arguments(os.path.join(run_directory, "best"), config)
         lines.append(f"Play best:   {program} {best} episodes=100")
-    if can_render:
+    if can_render and not is_not_filmed:
         video = shlex.quote(os.path.join(run_directory, "game"))
         lines.append(f"Record:      {play} episodes=1 video={video}")
     return "\n".join(lines)

@@ -124,5 +124,16 @@ class Unpaid(Corridor):
         return observation, state, jnp.nan, *others
 
 
+class Torn(Drawn):
+    """Its image is not finite after the first step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.observation_space = spaces.Box(0, 1, self.observation_space.shape, np.float32)
+
+    def observe(self, place: Place) -> Any:
+        return jnp.where(place.time > 0, jnp.nan, super().observe(place).astype(jnp.float32))
+
+
 def no_environment() -> None:
     """Forgets to return one."""

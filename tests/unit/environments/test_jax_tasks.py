@@ -131,9 +131,10 @@ def test_equal_seeds_play_equal_games_and_others_do_not() -> None:
     assert (games[:, 0] != games[:, 1]).any()
 
 
-def test_reward_that_is_not_finite_ends_an_evaluation_in_one_line() -> None:
-    config = config_of("Unpaid")
+@pytest.mark.parametrize("name", ["Unpaid", "Torn"])
+def test_reward_or_image_that_is_not_finite_ends_an_evaluation_in_one_line(name: str) -> None:
+    config = config_of(name, *(IMAGE if name == "Torn" else ()))
     environment = VectorEnvironment(config, segment_spec(config), np.arange(2), 7)
     environment.send(np.zeros(2, np.int32), environment.receive().env_id)
-    with pytest.raises(BrokenEnvironment, match="Unpaid: it returned a reward that is not finite"):
+    with pytest.raises(BrokenEnvironment, match=f"{name}: it returned a reward or an image that is not finite"):
         environment.receive()
