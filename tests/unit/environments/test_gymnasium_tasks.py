@@ -358,10 +358,10 @@ def test_every_combination_of_several_discrete_parts_reaches_the_environment_and
 
 
 def test_number_that_cannot_be_learned_from_is_found_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, of in {"space": ANY, "value": np.array([0, 2e6])}.items():
+    for name, of in {"space": ANY, "value": np.array([0, 2e8])}.items():
         monkeypatch.setattr(environments.Observes, name, of)
     settings = config(f"{OWN}Observes")
     with pytest.raises(
-        BrokenEnvironment, match=r"a number of 2e\+06 in an observation, at most 1e\+06 can be learned from; scale it"
+        BrokenEnvironment, match=r"a number of 2e\+08 in an observation, at most 1e\+08 can be learned from; scale it"
     ):
         try_steps(settings, describe(settings), 10)
