@@ -70,6 +70,18 @@ def test_wrong_argument_is_refused_before_any_host_is_asked(tmp_path: Path) -> N
 
 
 @pytest.mark.quick
+def test_hosts_with_one_home_folder_have_folders_of_their_own(tmp_path: Path) -> None:
+    text = (DEPLOY / "ssh/on_host").read_text()
+
+    def folder_of(host: str) -> str:
+        variables = {**os.environ, "HOME": str(tmp_path), "HOSTNAME": host}
+        command = ["bash", "-c", f"{text}\npwd", "on_host", "fleet"]
+        return Path(subprocess.check_output(command, env=variables, text=True).strip()).name
+
+    assert [folder_of(host) for host in ("a", "b", "a", "b")] == ["fleet", "fleet-b", "fleet", "fleet-b"]
+
+
+@pytest.mark.quick
 def test_status_hands_options_on_and_names_a_host_that_ssh_cannot_reach(tmp_path: Path) -> None:
     (tmp_path / "ssh").write_text('#!/bin/sh\n[ "$1" = -G ] && echo "hostname $2" && exit\nexit 255\n')
     (tmp_path / "ssh").chmod(0o755)
