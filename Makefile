@@ -50,7 +50,7 @@ test: $(VENV)/requirements-dev.installed
 	    wait $$types && exit $$((units | others))
 
 test-ci: $(VENV)/requirements-dev.installed
-	$(PYTEST) -m 'ci and not deploy'
+	$(PYTEST) -m 'ci and not long and not slow and not deploy'
 
 test-long: $(VENV)/requirements-dev.installed
 	$(PYTEST) -m '(ci or long) and not slow and not deploy'

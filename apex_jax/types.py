@@ -251,15 +251,14 @@ def valid_actions(mask: Any, counts: tuple[int, ...]) -> np.ndarray:
     sb3-contrib's convention), of which a combination is valid if all its parts are. If A = sum(counts), [*N, A] is of
     the combinations.
     """
-    array = (
-        np.concatenate([np.asarray(part) for part in mask], axis=-1) if isinstance(mask, tuple) else np.asarray(mask)
-    )
+    of_parts = isinstance(mask, tuple) and all(np.ndim(part) for part in mask)
+    array = np.concatenate([np.asarray(part) for part in mask], axis=-1) if of_parts else np.asarray(mask)
     if array.dtype.kind not in "biuf" or not np.isin(array, (0, 1)).all():
         raise ValueError(f"{array.dtype}{list(array.shape)} with other values than 0 and 1")
     count, valid = math.prod(counts), array != 0
     if array.shape[-len(counts) :] == counts:
         return valid.reshape(*array.shape[: -len(counts)], count)
-    if array.shape[-1:] == (count,) and not isinstance(mask, tuple):
+    if array.shape[-1:] == (count,) and not of_parts:
         return valid
     if array.shape[-1:] != (sum(counts),):
         raise ValueError(f"{array.dtype}{list(array.shape)}")

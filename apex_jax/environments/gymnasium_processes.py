@@ -17,7 +17,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from multiprocessing import forkserver
+from multiprocessing import forkserver, spawn
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerContext
 from typing import Any
@@ -32,6 +32,7 @@ PATH_VARIABLES = ("PYTHONPATH", "PYTHONSAFEPATH")  # the fork server is started 
 START_SECONDS = 240.0  # until an environment is made, or has returned its first observation
 CLOSE_SECONDS = 2.0  # for environments to close
 TRIED_STEPS = 10  # before anything starts
+STEP_SECONDS = 50.0  # longest step, as for an actor
 LONGEST_TMPDIR = 71  # bytes; a Unix socket's path has at most 107
 
 
@@ -53,13 +54,24 @@ def fork_server() -> Iterator[ForkServerContext]:
         forkserver.ensure_running()
     finally:
         _set(before)
-    main = sys.modules["__main__"]
-    hidden = {name: vars(main).pop(name, None) for name in ("__file__", "__spec__")}
-    main.__spec__ = None
+    spawn.get_preparation_data = _preparation_data  # type: ignore[assignment]
+    _thread.starts_without_main = True
     try:
         yield multiprocessing.get_context("forkserver")
     finally:
-        vars(main).update({name: value for name, value in hidden.items() if value is not None})
+        _thread.starts_without_main = False
+
+
+_thread = threading.local()
+_usual_preparation_data = spawn.get_preparation_data
+
+
+def _preparation_data(name: str) -> dict[str, Any]:
+    """Returns what a new process is prepared with, without the main module if this thread asks for that."""
+    data: dict[str, Any] = _usual_preparation_data(name)
+    if getattr(_thread, "starts_without_main", False):
+        data = {key: value for key, value in data.items() if not key.startswith("init_main_from_")}
+    return data
 
 
 def leader(function: Callable[..., None], *arguments: Any) -> Callable[..., None]:
@@ -84,8 +96,7 @@ _described: dict[Config, Description] = {}
 def describe(config: Config, is_tried: bool = False) -> Description:
     """Describes the run's task, by an environment in a process of its own, once for each configuration.
 
-    `is_tried`: makes some steps with it, too. Raises UsageError or BrokenEnvironment, see `gymnasium_tasks.describe`
-    and `try_steps`.
+    `is_tried`: makes some steps with it, too. Raises UsageError or BrokenEnvironment, see `gymnasium_tasks.describe`.
     """
     if is_tried or config not in _described:
         _described[config] = _by_a_process(config, is_tried)
@@ -98,7 +109,8 @@ def _by_a_process(config: Config, is_tried: bool) -> Description:
     So no code of a user runs in learner and replay server, and no process of an environment inherits a lock of this
     one.
     """
-    task = config.environment.task
+    task, seconds = config.environment.task, START_SECONDS + is_tried * TRIED_STEPS * STEP_SECONDS
+    what = f"was not made{' and stepped' * is_tried} within {seconds:.0f} s"
     with fork_server() as context:
         receiver, sender = context.Pipe(duplex=False)
         process = context.Process(target=leader(_send_description, sender, config, is_tried))
@@ -107,7 +119,7 @@ def _by_a_process(config: Config, is_tried: bool) -> Description:
     result = None
     with receiver, contextlib.suppress(EOFError):
         try:
-            wait([receiver, process.sentinel], START_SECONDS)
+            wait([receiver, process.sentinel], seconds)
             if receiver.poll():
                 result = receiver.recv()
         finally:
@@ -115,7 +127,7 @@ def _by_a_process(config: Config, is_tried: bool) -> Description:
             code = process.exitcode
             end_groups([process], 0.0)
     if result is None:
-        what = f"was not made within {START_SECONDS:.0f} s" if code is None else f"ended its process, exit code {code}"
+        what = what if code is None else f"ended its process, exit code {code}"
         raise BrokenEnvironment(f"environment.task={task}: it {what}")
     if isinstance(result, Exception):
         raise result
@@ -124,9 +136,7 @@ def _by_a_process(config: Config, is_tried: bool) -> Description:
 
 def _send_description(sender: Connection, config: Config, is_tried: bool) -> None:
     try:
-        result: Any = gymnasium_tasks.describe(config)
-        if is_tried:
-            gymnasium_tasks.try_steps(config, result, TRIED_STEPS)
+        result: Any = gymnasium_tasks.describe(config, TRIED_STEPS if is_tried else 0)
     except Exception as error:
         result = error
     sender.send(result)

@@ -48,14 +48,19 @@ class BrokenEnvironment(RunError):
     """An environment raised an exception, ended its process, or returned a value outside its spaces."""
 
 
-def describe(config: Config) -> Description:
-    """Makes an environment and describes it; raises the errors of `make`."""
+def describe(config: Config, steps: int = 0) -> Description:
+    """Makes an environment and describes it; raises the errors of `make`.
+
+    `steps`: random ones to try it with; then raises BrokenEnvironment, see `Adapted`.
+    """
     environment, task = config.environment, config.environment.task
     adapted = make(task, environment.settings, seed=config.seed, layout=environment.observation_layout)
     metadata, has_pixels = adapted.metadata or {}, adapted.image is not None
     if adapted.num_actions and not adapted.is_masked:  # only its first `info` shows whether it has masks
         adapted.reset(seed=config.seed)
         adapted.is_masked = adapted.info_has_mask
+    if steps:
+        _try(adapted, config.seed, steps)
     with _reported(task):
         can_render = "rgb_array" in (metadata.get("render_modes") or ())
         rate = float(metadata.get("render_fps") or FRAMES_PER_SECOND) if can_render else None
@@ -78,25 +83,19 @@ def describe(config: Config) -> Description:
     return Description(shape, *about, "" if has_pixels else caution(task, space))
 
 
-def try_steps(config: Config, described: Description, steps: int) -> None:
-    """Resets an environment and makes random steps. Raises BrokenEnvironment, see `Adapted`."""
-    environment, rng = config.environment, np.random.default_rng(config.seed)
-    layout, info = environment.observation_layout, config.metrics.info
-    adapted = make(
-        environment.task, environment.settings, MANY_STEPS, False, config.seed, layout, info, described.is_masked
-    )
-    with contextlib.closing(adapted):
-        observation, is_over = adapted.reset(seed=config.seed)[0], False
-        for _ in range(steps):
-            if (largest := np.abs(observation).max(initial=0)) > LARGEST_OBSERVATION:
-                what = f"a number of {largest:g} in an observation, at most {LARGEST_OBSERVATION:g} can be learned from"
-                fix = "scale it in gymnasium.wrappers.TransformObservation"
-                raise BrokenEnvironment(f"environment.task={environment.task}: it returned {what}; {fix}")
-            if is_over:
-                observation, is_over = adapted.reset()[0], False
-                continue
+def _try(adapted: Adapted, seed: int, steps: int) -> None:
+    """Resets an environment and makes random steps. Raises BrokenEnvironment."""
+    rng, is_over = np.random.default_rng(seed), True
+    for number in range(steps + 1):
+        if is_over:
+            observation, is_over = adapted.reset(seed=None if number else seed)[0], False
+        else:
             observation, _, *ends, _ = adapted.step(adapted.random_action(observation, rng))
             is_over = any(ends)
+        if (largest := np.abs(observation).max(initial=0)) > LARGEST_OBSERVATION:
+            what = f"a number of {largest:g} in an observation, at most {LARGEST_OBSERVATION:g} can be learned from"
+            fix = "scale it in gymnasium.wrappers.TransformObservation"
+            raise BrokenEnvironment(f"environment.task={adapted.task}: it returned {what}; {fix}")
 
 
 def make(
@@ -168,7 +167,7 @@ class Adapted(gymnasium.Wrapper[np.ndarray, Any, Any, Any]):
         Raises UsageError for spaces that no agent here can learn.
         """
         super().__init__(environment)
-        self._task = task
+        self.task = task
         self._info = info
         self._noted = set[str]()  # of NOTES
         self._cannot_render = False
@@ -195,7 +194,7 @@ class Adapted(gymnasium.Wrapper[np.ndarray, Any, Any, Any]):
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict]:
         """Starts an episode."""
-        with _reported(self._task, self.unwrapped.reset):
+        with _reported(self.task, self.unwrapped.reset):
             result = self.env.reset(seed=seed, options=options)
             if not isinstance(result, tuple):  # a dict or array of two elements could be unpacked
                 raise TypeError(f"reset returned a {type(result).__name__}, not the tuple (observation, info)")
@@ -207,7 +206,7 @@ class Adapted(gymnasium.Wrapper[np.ndarray, Any, Any, Any]):
 
     def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict]:
         """`action`: int, an array of ints, or float[A] within the bounds."""
-        with _reported(self._task, self.unwrapped.step):
+        with _reported(self.task, self.unwrapped.step):
             if isinstance(self.env.action_space, spaces.Box):
                 action = np.clip(
                     np.asarray(action, self.env.action_space.dtype),
@@ -223,7 +222,7 @@ class Adapted(gymnasium.Wrapper[np.ndarray, Any, Any, Any]):
                     raise
                 raise TypeError(f"step returned four values, as in gym before 0.26; {OF_OLD_GYM}") from None
             if not abs(_number("the reward", reward)) <= LARGEST:  # true for NaN, too
-                raise BrokenEnvironment(f"environment.task={self._task}: it returned a reward of {reward}")
+                raise BrokenEnvironment(f"environment.task={self.task}: it returned a reward of {reward}")
             kept = _lives(info)
             if terminated or truncated:
                 kept |= {name: _number(name, info[name]) for name in self._info if name in info}
@@ -261,19 +260,19 @@ class Adapted(gymnasium.Wrapper[np.ndarray, Any, Any, Any]):
         self, observation: Any, info: dict[str, Any], is_over: bool = False
     ) -> tuple[np.ndarray, dict[str, Any]]:
         """Returns the observation, and what `info` has of numbers beyond its bounds."""
-        leaves = list(_leaves(self._task, self.original_space, observation))
+        leaves = list(_leaves(self.task, self.original_space, observation))
         for name, space, leaf in leaves:
-            _check(self._task, name, space, leaf, is_image=self.image is not None)
+            _check(self.task, name, space, leaf, is_image=self.image is not None)
         if self.image is not None:
             try:
                 return self.image.frames(np.asarray(observation)), {}
             except ValueError as error:
-                raise BrokenEnvironment(f"environment.task={self._task}: it returned {error}") from None
+                raise BrokenEnvironment(f"environment.task={self.task}: it returned {error}") from None
         vector = _vector(self.original_space, observation)
         if not np.isfinite(vector).all():
             name = next(name for name, space, leaf in leaves if not np.isfinite(_vector(space, leaf)).all())
             what = f"an observation{name} that is not finite as float32"
-            raise BrokenEnvironment(f"environment.task={self._task}: it returned {what}")
+            raise BrokenEnvironment(f"environment.task={self.task}: it returned {what}")
         beyond = self._beyond_bounds(leaves)
         if not self.is_masked:
             late = "info has an action_mask, which is ignored: reset gave none; give it there, too"
@@ -287,13 +286,13 @@ class Adapted(gymnasium.Wrapper[np.ndarray, Any, Any, Any]):
 
     def _beyond_bounds(self, leaves: list[tuple[str, spaces.Space[Any], Any]]) -> dict[str, Any]:
         for name, space, leaf in leaves:
-            if isinstance(space, spaces.Box) and (space.low > leaf).any() | (space.high < leaf).any():
-                low, high, array = space.low.ravel(), space.high.ravel(), np.asarray(leaf).ravel()
-                at = int(np.flatnonzero((array < low) | (array > high))[0])
-                bounds = f"bounds {low[at]:g} to {high[at]:g}"
-                line = (
-                    f"number {at} of an observation{name} is {array[at]:.8g}, beyond its {bounds}; it is used as it is"
-                )
+            if not isinstance(space, spaces.Box):
+                continue
+            array, low, high = (np.asarray(each, space.dtype).ravel() for each in (leaf, space.low, space.high))
+            if (outside := np.flatnonzero((array < low) | (array > high))).size:
+                at = int(outside[0])
+                what = f"{array[at]:.8g}, beyond its bounds {low[at]:g} to {high[at]:g}"
+                line = f"number {at} of an observation{name} is {what}; it is used as it is"
                 return {BEYOND: 1} | self._note(BOUNDS, line)
         return {}
 
@@ -310,12 +309,14 @@ class Adapted(gymnasium.Wrapper[np.ndarray, Any, Any, Any]):
         what, fix = "an action_mask without a valid action", "set one of its elements to 1, or return terminated"
         try:
             valid = valid_actions(source[ACTION_MASK], self._counts)
-            if valid.shape == (self.num_actions,) and valid.any():
+            if valid.shape != (self.num_actions,):
+                raise ValueError(f"{valid.dtype}{list(valid.shape)}")
+            if valid.any():
                 return valid.astype(np.float32)
         except (KeyError, ValueError) as error:
             what = f"{error} as action_mask" if ACTION_MASK in source else "no action_mask"
             fix = f"give {self.num_actions} numbers at each reset and step, 1 for a valid action, 0 for another"
-        raise BrokenEnvironment(f"environment.task={self._task}: it returned {what}; {fix}")
+        raise BrokenEnvironment(f"environment.task={self.task}: it returned {what}; {fix}")
 
 
 def _vector_shape(task: str, space: spaces.Space[Any]) -> tuple[int, ...]:
@@ -371,7 +372,8 @@ def _check(task: str, name: str, space: spaces.Space[Any], observation: Any, is_
     """
     if isinstance(space, spaces.Box):
         array = np.asarray(observation)
-        is_other = array.dtype.kind not in "biuf" or (space.dtype == np.uint8 and array.dtype not in (np.uint8, bool))
+        of_bytes = array.dtype == np.uint8 or (array.dtype == bool and not is_image)
+        is_other = array.dtype.kind not in "biuf" or (space.dtype == np.uint8 and not of_bytes)
         if is_other or array.shape != space.shape:
             found, promised = f"{array.dtype}{list(array.shape)}", f"{space.dtype}{list(space.shape)}"
             what = f"an observation{name} of {found}, and its observation_space has {promised}"

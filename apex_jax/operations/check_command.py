@@ -10,6 +10,7 @@ import numpy as np
 from apex_jax.config import Config
 from apex_jax.config.command_line import parse
 from apex_jax.environments.environment import VectorEnvironment, describe, segment_spec, try_out
+from apex_jax.environments.tasks import trainable
 from apex_jax.host.argument_parser import Parser
 from apex_jax.host.output import columns
 from apex_jax.host.program import NAME
@@ -24,18 +25,22 @@ def run(arguments: Sequence[str]) -> int:
     `arguments`: after "check". Raises UsageError, and RunError if the environment fails.
     """
     options, settings = _parser().parse_known_args(list(arguments))
-    config = parse(["--config", options.config, f"environment.task={options.task}", *settings]).config
+    arguments = ["--config", options.config or "cartpole", f"environment.task={options.task}"]
+    if not options.config and ":" not in options.task:
+        arguments = [each for task in trainable([options.task]) for each in task.arguments.split()] or arguments
+    config = parse([*arguments, *settings]).config
     try_out(config)
     spec, task = segment_spec(config), describe(config)
     speed = _steps_per_second(config, spec)
     seconds = config.replay.min_size_to_sample / speed
-    agent = "dqn" if spec.action.dtype == "int32" else "dpg"
+    is_discrete, own = spec.action.dtype == "int32", config.algorithm.name
+    agent = own if own != "auto" else "dqn" if is_discrete else "dpg"
     stack = f", the newest {spec.frame_stack} stacked" if spec.frame_stack > 1 else ""
     rows = [
         ("task", config.environment.task),
         ("read as", task.reading or f"{spec.frame_dtype} {list(spec.frame_shape)}"),
         ("one step", f"{spec.frame_dtype} {list(spec.frame_shape)}{stack}"),
-        ("actions", f"{spec.action.num_actions} choices" if agent == "dqn" else f"{spec.action.shape[0]} numbers"),
+        ("actions", f"{spec.action.num_actions} choices" if is_discrete else f"{spec.action.shape[0]} numbers"),
         ("masks", "which of them are valid" if spec.action.is_masked else "none"),
         ("agent", agent),
         ("speed", f"{speed:,.0f} steps a second of {config.actor.environments} environments, with random actions"),
@@ -79,5 +84,5 @@ def _parser() -> Parser:
         epilog=f"examples: {NAME} check gymnasium:my_file:MyEnv; {NAME} check Pong-v5 --config atari_cpu",
     )
     parser.add_argument("task", metavar="TASK", help="as for environment.task; more settings may follow")
-    parser.add_argument("--config", default="cartpole", metavar="FILE", help="as for training; default: cartpole")
+    parser.add_argument("--config", metavar="FILE", help="as for training; default: that of `tasks`, else cartpole")
     return parser

@@ -134,9 +134,10 @@ def final_summary(progress: RunProgress, config: Config, can_render: bool, video
         )
     elif video_needs and not present("video.mp4", "video.gif"):
         lines.append(f"Video:       none; it needs {video_needs}")
-    is_not_filmed = can_render and bool(reached) and not present("video.mp4", "video.gif")
+    is_filmed = bool(config.evaluator.video or present("video.mp4", "video.gif"))
+    is_not_filmed = can_render and bool(reached) and not is_filmed
     if is_not_filmed and not video_needs:
-        lines.append("Video:       none; the log of the evaluator says why")
+        lines.append("Video:       none; the log says why")
     pictures = present("report.html", "curves.png", "video.mp4", "video.gif")
     lines += [f"Look at:     {shlex.quote(os.path.join(run_directory, name))}" for name in pictures]
     lines.append(f"Files:       {directory} ({files})")

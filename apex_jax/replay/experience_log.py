@@ -41,7 +41,7 @@ _HEADER = struct.Struct("<4sIQQQQQIII")
 _CRC = struct.Struct("<I")
 HEADER_BYTES = _HEADER.size + _CRC.size
 _MARK = b"apxr"
-_NAME = re.compile(r"segments-([0-9]{20})-[0-9]{6}\.log")  # first event, attempt
+NAME = re.compile(r"segments-([0-9]{20})-[0-9]{6}\.log")  # first event, attempt
 
 
 class TornRecord(CorruptFile):
@@ -243,7 +243,7 @@ class ExperienceLog:
         aside.
         """
         names = self._directory.iterdir() if self._directory is not None else ()
-        paths = sorted(path for path in names if _NAME.fullmatch(path.name))
+        paths = sorted(path for path in names if NAME.fullmatch(path.name))
         for place, path in enumerate(paths):
             file, later = LogFile(path), paths[place + 1 :]
             self._files.append(file)

@@ -41,11 +41,13 @@ COUNTS = struct.Struct("<5q")  # `ActorCounts`, in a report
 
 def check_journal(config: Config, spec: SegmentSpec) -> None:
     """Raises the RunError with which a start would refuse the replay of a run, or its identity; writes nothing."""
-    directory = Path(config.directory, server_name(config.replay.index))
-    header = FileHeader(config.compatibility_key, spec, RunIdentity(config.directory).name)
-    for pattern, magic in (("snapshot-*", snapshots.MAGIC), ("segments-*.log", experience_log.MAGIC)):
-        for path in sorted(directory.glob(pattern)) if config.replay.journal else ():
-            check_head(path, magic, header)
+    run = RunIdentity(config.directory).name
+    for index in range(config.replay.servers if config.replay.journal else 0):
+        header = FileHeader(config.compatibility_key, spec, run)
+        for path in sorted(Path(config.directory, server_name(index)).glob("s*")):
+            for name, magic in ((snapshots.NAME, snapshots.MAGIC), (experience_log.NAME, experience_log.MAGIC)):
+                if name.fullmatch(path.name):
+                    check_head(path, magic, header)
 
 
 class SnapshotWriter(threading.Thread):

@@ -46,7 +46,7 @@ MAGIC = b"APEXSNAP"
 KEPT = 2
 MAX_HEAD_BYTES = 2**20  # far more than the facts of any file take
 BUFFER_ARRAYS = ("insertion_ids", "leaves", "ages_seconds")  # of `BufferState`; its other fields are facts
-_NAME = re.compile(r"snapshot-([0-9]{12})")
+NAME = re.compile(r"snapshot-([0-9]{12})")
 
 
 class JournalError(RunError):
@@ -236,7 +236,7 @@ class Snapshots:
         return _unpack_state(head["facts"], arrays)
 
     def _numbers(self) -> list[int]:
-        found = (_NAME.fullmatch(path.name) for path in self._directory.iterdir())
+        found = (NAME.fullmatch(path.name) for path in self._directory.iterdir())
         return sorted(int(match[1]) for match in found if match)
 
     def _path(self, number: int) -> Path:

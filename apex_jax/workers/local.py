@@ -112,7 +112,7 @@ class LocalRun:
             if role.role in ("learner", "replay") and (error := role.error_line()):
                 # The updates or transitions that it failed to save are lost.
                 what = f"{role.name} ended with exit code {role.exit_code()}, see {role.log_path}"
-                raise RunError(f"{what}: {error.partition(': ')[2]}")
+                raise RunError(f"{what}: {error.removeprefix(RunError.prefix).removeprefix(FatalError.prefix)}")
 
     def end_at_once(self) -> None:
         """Kills all processes, after a second signal, in a handler that may interrupt `run` anywhere."""

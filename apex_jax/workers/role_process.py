@@ -17,6 +17,7 @@ from apex_jax.process import FETCHED, SUPERVISED
 
 COMMAND = command()
 LOG_TAIL_LINES = 8
+_NOTE_OF_JAX = re.compile(r"-+$|For simplicity, JAX has removed")  # after the message of its exceptions
 _OF_THE_LOG = re.compile(r"\d\d:\d\d:\d\d [A-Z]+ ")
 
 
@@ -61,7 +62,8 @@ class RoleProcess:
     def error_line(self) -> str:
         """Returns the error line, or that of a traceback, with which the role ended; empty if it was killed."""
         has_said_why = self.exit_code() in (RunError.exit_code, FatalError.exit_code)
-        return "".join(line for line in self._log()[-1:] if has_said_why and not _OF_THE_LOG.match(line))
+        lines = [line for line in self._log()[-4:] if not _NOTE_OF_JAX.match(line)]
+        return "".join(line for line in lines[-1:] if has_said_why and not _OF_THE_LOG.match(line))
 
     def log_tail(self) -> str:
         """Returns the last lines of the role's log, indented."""

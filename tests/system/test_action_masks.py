@@ -79,13 +79,17 @@ COMBINATIONS = [[[1, 0, 1], [0, 0, 0]], [[0, 0, 0], [0, 0, 0]]]  # of parts of 2
 @pytest.mark.parametrize("mask", [
     COMBINATIONS,
     np.ravel(COMBINATIONS).tolist(),
+    tuple(np.ravel(COMBINATIONS).tolist()),
     np.ravel(COMBINATIONS).astype(bool),
     np.array([1, 0, 1, 0, 1, 0, 1]),  # of each part, as in sb3-contrib
     (np.array([1, 0]), np.array([True, False]), np.array([1.0, 0.0, 1.0])),
 ])  # fmt: skip
 def test_mask_is_of_the_combinations_of_an_action_or_of_its_parts(mask: Any) -> None:
     np.testing.assert_array_equal(valid_actions(mask, (2, 2, 3)), np.ravel(COMBINATIONS).astype(bool))
-    several = (tuple(np.stack([part, part]) for part in mask)) if isinstance(mask, tuple) else np.array([mask, mask])
+    if isinstance(mask, tuple) and len(mask) == 3:
+        several: Any = tuple(np.stack([part, part]) for part in mask)
+    else:
+        several = np.array([mask, mask])
     np.testing.assert_array_equal(valid_actions(several, (2, 2, 3))[1], np.ravel(COMBINATIONS).astype(bool))
 
 

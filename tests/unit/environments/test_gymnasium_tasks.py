@@ -28,7 +28,6 @@ from apex_jax.environments.gymnasium_tasks import (
     describe,
     make,
     parts_of,
-    try_steps,
 )
 from apex_jax.environments.task import action_bounds, action_spec, check_bounds
 from apex_jax.host.errors import UsageError
@@ -364,4 +363,4 @@ def test_number_that_cannot_be_learned_from_is_found_before_anything_starts(monk
     with pytest.raises(
         BrokenEnvironment, match=r"a number of 2e\+08 in an observation, at most 1e\+08 can be learned from; scale it"
     ):
-        try_steps(settings, describe(settings), 10)
+        describe(settings, steps=10)

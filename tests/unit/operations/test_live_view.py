@@ -174,7 +174,7 @@ def test_summary_lists_results_and_commands_to_look_at_them(tmp_path: Path) -> N
         "Warning:     no game had the number is_sucess\n",
         f"-m tensorboard.main --logdir '{run}/tensorboard'",
         f"python main.py --role evaluator checkpoint='{run}' episodes=100",
-        "Video:       none; the log of the evaluator says why\n",
+        "Video:       none; the log says why\n",
     ):
         assert part in text
     assert "Record:" not in text, "it would fail, too"

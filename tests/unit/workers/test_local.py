@@ -145,6 +145,7 @@ def test_processes_that_environments_started_in_a_role_s_own_process_end_with_it
     ("actor-0", 'print("life", life)\nsys.exit(4)', "6 times in a row .*exit code 4.*  life 6$", 6),
     ("learner", 'sys.exit("error: no disk")', "2 times in a row .*exit code 1.*  error: no disk$", 2),
     ("learner", 'sys.exit(f"error: {life}.5e-3 is too much")', "2 times in a row .*  error: 2.5e-3 is too much$", 2),
+    ("learner", r'print("E: a\n---\nFor simplicity, JAX has removed its frames"); sys.exit(1)', "2 times in a row", 2),
     ("actor-0", "1 / 0", "2 times in a row .*exit code 1.*  ZeroDivisionError: division by zero$", 2),
     ("learner", 'print("fatal: not finite"); sys.exit(3)', "cannot go on .*exit code 3.*  fatal: not finite$", 1),
     ("evaluator", "sys.exit(2)", "refused its configuration .*exit code 2", 1),
