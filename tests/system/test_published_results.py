@@ -105,6 +105,7 @@ def test_table_compares_two_suites_over_the_games_of_both(monkeypatch: pytest.Mo
 @pytest.mark.timeout(600)
 def test_a_short_suite_trains_and_plays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     small = ["actor.environments=4", "replay.min_size_to_sample=500", "evaluator.max_episode_frames=400"]
+    small += ["learner.updates_per_call=1"]
     folders = ["--directory", str(tmp_path / "runs"), "--publish", str(tmp_path / "results")]
     arguments = ["short", "--games", "Pong", "--minutes", "0.2", *folders, *small]
     monkeypatch.setattr(sys, "argv", ["suite", *arguments])

@@ -36,6 +36,7 @@ LESS = (  # in place of the values of a command
     "evaluator.episodes=2",
     "evaluator.max_episode_frames=400",
 )
+OWN = "algorithm.name=my_file:make"
 SMALL_NETWORK = ("network.channels=[4,8,8]", "network.hidden_units=16")  # of commands for a GPU
 LESS_TO_PLAY = ("evaluator.episodes=2", "evaluator.max_episode_frames=400")
 MINE = """
@@ -84,6 +85,8 @@ def smaller(arguments: list[str]) -> list[str]:
         return [*(word for word in arguments if not word.startswith("episodes=")), *LESS_TO_PLAY]
     updates = 40 * (1 + LOCAL.index(arguments))  # more than the command before, which may have had the same directory
     less = (*LESS, *(SMALL_NETWORK if "atari" in arguments else ()), f"total_updates={updates}")
+    if OWN in arguments:  # the same run as CartPole's otherwise, with another network
+        less = (*less, "run_directory=runs/own")
     keys = {setting.partition("=")[0] for setting in less}
     return [*(word for word in arguments if word.partition("=")[0] not in keys), *less]
 
@@ -134,12 +137,12 @@ def test_commands_have_left_what_the_page_names(at_folder: Path, programs: Progr
         "checkpoints",
         "metrics",
         "report.html",
-        "pong.mp4",
         "tensorboard",
     )
     assert [name for name in left if not (pong / name).exists()] == []
     assert {path.name for path in Path("runs").iterdir()} >= {f"CartPole-v1-{seed}" for seed in (1, 2, 3)}
     assert Path("walker", "README.md").is_file()
+    assert Path("pong.mp4").is_file()
     assert calls_of(at_folder / "services"), "what is in place of wandb was sent metrics"
     again = programs.start(*LESS, "total_updates=1000")
     assert again.exit_code(SECONDS) == 0, again.stderr

@@ -95,14 +95,16 @@ def test_whole_run_and_each_role_serve_their_status(tmp_path: Path) -> None:
                 has_all(found[name]["peers"]) for name, has_all in peers.items()
             )
 
-        local.wait_until(lambda: is_complete(reports()))
+        local.wait_until(lambda: is_complete(found := reports()) and found["learner"]["updates"] > 0)
         found = reports()
-        assert found["learner"]["updates"] > 0
         assert all(report["healthy"] and report["memory_bytes"] > 2**20 for report in found.values())
         assert {report["role"] for report in found.values()} == {"replay", "learner", "actor", "evaluator"}
         asked = programs.start("status", address)
         assert asked.exit_code() == 0
-        assert [line.split()[0] for line in asked.stdout.splitlines()[1:6]] == ["local", *found]
+        assert [line.split()[0] for line in asked.stdout.splitlines()[1:6]] == [
+            "local",
+            *(f"local/{name}" for name in found),
+        ]
 
 
 @pytest.mark.long
