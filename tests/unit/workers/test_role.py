@@ -103,7 +103,9 @@ def test_an_algorithm_that_cannot_learn_the_task_is_refused_before_anything_star
     ("error: no room", 1, "error: no room"),
     ("fatal: no room", 3, "fatal: no room"),
     ("error: no room", 0, ""),
-    ("Segmentation fault", 1, ""),
+    ("KeyError: 'of a traceback'", 1, "KeyError: 'of a traceback'"),
+    ("12:00:00 INFO actor-0: a thread has died", 1, ""),
+    ("Segmentation fault", 139, ""),
 ])  # fmt: skip
 def test_error_of_a_role_is_the_last_line_of_its_log_if_its_exit_code_fits(
     last_line: str, code: int, error: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
