@@ -77,7 +77,7 @@ BUDGETS = {
         "host": 377,
     },
     "tests": {
-        "unit": 13_354,
+        "unit": 13_358,
         "rigs": 2_690,
         "system": 2_609,
         "faults": 1_608,

@@ -98,7 +98,7 @@ def test_updates_in_one_call_equal_those_in_single_calls(
     compare(outputs, jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *singles))
 
 
-@pytest.mark.parametrize("name", ["dqn", pytest.param("dqn, all", marks=pytest.mark.long), "dpg"])
+@pytest.mark.parametrize("name", ["dqn", *(pytest.param(name, marks=pytest.mark.long) for name in ("dqn, all", "dpg"))])
 def test_update_donates_the_state_but_not_the_store_and_all_is_traced_once_per_shape(name: str) -> None:
     agent, settings = CONFIGS[name]
     algorithm, store = agent.make(settings, agent.spec), store_of(name, 5)

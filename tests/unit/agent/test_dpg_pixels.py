@@ -37,6 +37,7 @@ def after_one_update(**changes: Any) -> tuple[DPGState, DPGState, Any]:
     return kept, after, output
 
 
+@pytest.mark.long
 def test_the_loss_of_the_critics_trains_the_encoder_and_that_of_the_policy_does_not() -> None:
     before, after, output = after_one_update()
     _, other, of_other = after_one_update(action_gradient_clip=1e-9)  # hardly any gradient of the policy's loss

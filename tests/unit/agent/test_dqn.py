@@ -45,7 +45,10 @@ every_option = pytest.mark.parametrize("options", [marked(name) for name in OPTI
 
 
 # "all" has rescaled quantiles: the mean of their h is not h of their mean, which is all that an actor has.
-@pytest.mark.parametrize("options", [marked(name) for name in OPTIONS if name != "all"])
+@pytest.mark.parametrize("options", [
+    pytest.param(OPTIONS[name], id=name, marks=() if name == "none" else pytest.mark.long)
+    for name in OPTIONS if name != "all"
+])  # fmt: skip
 def test_initial_priority_of_an_actor_is_that_of_a_learner_with_the_same_parameters(options: dict[str, Any]) -> None:
     settings = config(**options)
     dqn, store, (indices, weights) = make_dqn(settings, VECTORS), random_store(7), random_batches(8, 1)
@@ -185,7 +188,7 @@ def test_rescaling_and_its_inverse_equal_the_formulas_of_the_paper_and_undo_each
     np.testing.assert_allclose(h(inverse(ANY)), ANY, rtol=1e-6, atol=0)
 
 
-@pytest.mark.parametrize("options", [{}, {"munchausen": True, "quantiles": 5}], ids=["none", "munchausen quantiles"])
+@pytest.mark.parametrize("options", [{}, pytest.param({"munchausen": True, "quantiles": 5}, marks=pytest.mark.long)])
 def test_normalized_observations_are_those_that_the_network_of_actor_and_learner_sees(options: dict[str, Any]) -> None:
     settings, store, batches = config(**options, normalize_observations=True), random_store(3), random_batches(4, 2)
     dqn, plain = make_dqn(settings, VECTORS), make_dqn(config(**options), VECTORS)
