@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,22 +17,23 @@ from tests.rigs.processes import wait_until
 
 pytestmark = [pytest.mark.deploy, pytest.mark.timeout(120)]
 
-# Each start takes the next exit code of the file `codes`; without one, it runs until SIGTERM.
+# Each start takes the next exit code of the file `codes`; without one, it runs until SIGTERM, or the end of the test.
 ROLE = """
 echo start >>starts
 code=$(head -n 1 codes) && sed -i 1d codes
 trap 'echo saved; exit 143' TERM
 [[ -z ${code} ]] || exit "${code}"
 echo $$ >pid
-while :; do /bin/sleep 0.05; done
+while [[ -e codes ]]; do /bin/sleep 0.05; done
 """
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(tmp_path: Path) -> Iterator[Path]:
     (tmp_path / "sleep").write_text("#!/bin/sh\nexec /bin/sleep 0.05\n")
     (tmp_path / "sleep").chmod(0o755)
-    return tmp_path
+    yield tmp_path
+    (tmp_path / "codes").unlink(missing_ok=True)
 
 
 def keep(folder: Path, codes: str = "", *arguments: str, **environment: str) -> subprocess.Popen[str]:
