@@ -102,7 +102,7 @@ $(VENV)/requirements-host.installed: deploy/requirements-host.txt $(VENV)/requir
 	@touch $@
 
 # gymnax without what it depends on, which would keep Gymnasium and JAX back.
-$(VENV)/requirements-dev.installed: requirements-dev.txt requirements.txt requirements-export.txt requirements-jax-envs.txt $(VENV)/created
+$(VENV)/requirements-dev.installed: requirements-dev.txt requirements.txt requirements-export.txt requirements-box2d.txt requirements-jax-envs.txt $(VENV)/created
 	@echo "Installing $< into $(VENV): about a minute ..."
 	@$(PIP_INSTALL) -r $<
 	@$(PIP_INSTALL) --no-deps -r requirements-jax-envs.txt

@@ -18,6 +18,7 @@ setup(
         "gpu": requirements("requirements-gpu.txt"),
         "film": requirements("requirements-film.txt"),
         "export": requirements("requirements-export.txt"),
+        "box2d": requirements("requirements-box2d.txt"),
         "jax-envs": requirements("requirements-jax-envs.txt"),
         "dev": requirements("requirements-dev.txt"),
         "deploy": requirements("deploy/requirements-host.txt"),

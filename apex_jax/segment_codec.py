@@ -32,6 +32,7 @@ Bytes: TypeAlias = bytes | bytearray | memoryview
 
 LARGEST_REWARD = 1e9  # limit of unclipped rewards, so that no float32 in an update overflows
 LARGEST_OBSERVATION = 1e8  # limit in float frames for the same reason: gradients scale with them, and are squared
+LARGEST_SQUARED = 1e18  # limit of those that are normalized: their squares, which have a mean, are finite
 OVERESTIMATION = 1e3  # a network that learns may overestimate the largest possible value by up to this factor
 LONGEST_HORIZON_STEPS = 1e5  # a value sums rewards over at most this many steps, even if the discount is 1
 HEADER_BYTES = 18  # of a zstd frame
@@ -75,6 +76,7 @@ class ValueLimits(NamedTuple):
     n_step_return: float
     priority: float
     discount: float
+    observation: float = LARGEST_SQUARED  # in float frames
 
 
 NO_LIMITS = ValueLimits(math.inf, math.inf, 1.0)
@@ -88,11 +90,13 @@ def value_limits(config: Config) -> ValueLimits:
     The priorities of items of a program of the user's own have no limit.
     """
     if config.replay.columns:
-        return NO_LIMITS
+        return NO_LIMITS._replace(observation=LARGEST_OBSERVATION)
     gamma, reward = config.algorithm.discount, config.environment.reward_clip or LARGEST_REWARD
     largest_return = reward * sum(gamma**step for step in range(config.algorithm.n_step)) * (1 + 1e-3)
     largest_value = reward / max(1 - gamma, 1 / LONGEST_HORIZON_STEPS)
-    return ValueLimits(largest_return, largest_return + 2 * OVERESTIMATION * largest_value, gamma * (1 + 1e-6))
+    largest_priority = largest_return + 2 * OVERESTIMATION * largest_value
+    observation = LARGEST_SQUARED if config.network.normalize_observations else LARGEST_OBSERVATION
+    return ValueLimits(largest_return, largest_priority, gamma * (1 + 1e-6), observation)
 
 
 class _Zstd(threading.local):
@@ -122,7 +126,7 @@ class CorruptSegment(ValueError):
         "no_transition",  # no priority above 0
         "bad_start",  # a transition whose observation or bootstrap observation may lie outside the segment
         "bad_bootstrap",  # a bootstrap offset outside 1..n
-        "bad_frames",  # not a zstd frame of the right size, or floats that are NaN or beyond LARGEST_OBSERVATION
+        "bad_frames",  # not a zstd frame of the right size, or floats that are NaN or beyond the limit
     )
 
     def __init__(self, reason: str) -> None:
@@ -141,7 +145,7 @@ def encode_segment(segment: Segment, spec: SegmentSpec) -> bytes:
     fields = layout_of(spec).fields
     for field in fields:
         _check_layout(field.name, segment.columns[field.name], field.shape, field.dtype)
-    _check_observations(segment.frames)
+    _check_observations(segment.frames, NO_LIMITS.observation)
     pixels = _zstd.compressor.compress(np.ascontiguousarray(segment.frames).data)
     body = b"".join([*(segment.columns[field.name].tobytes() for field in fields), pixels])
     decode_columns(body, spec)
@@ -189,7 +193,7 @@ def decode_columns(body: Bytes, spec: SegmentSpec, limits: ValueLimits = NO_LIMI
     return columns
 
 
-def decode_frames(body: Bytes, spec: SegmentSpec) -> np.ndarray:
+def decode_frames(body: Bytes, spec: SegmentSpec, largest: float = NO_LIMITS.observation) -> np.ndarray:
     """Returns the frames `[L, *O]`, read-only; raises CorruptSegment."""
     layout = layout_of(spec)
     block = _check_length(body, layout)[layout.columns_bytes :]
@@ -201,7 +205,7 @@ def decode_frames(body: Bytes, spec: SegmentSpec) -> np.ndarray:
     except zstandard.ZstdError:
         raise CorruptSegment("bad_frames") from None
     frames = np.frombuffer(pixels, spec.frame_dtype).reshape(spec.slots, *spec.frame_shape)
-    _check_observations(frames)
+    _check_observations(frames, largest)
     return frames
 
 
@@ -217,7 +221,7 @@ def decode_segments(
     for number, body in enumerate(bodies):
         try:
             decoded = decode_columns(body, spec, limits)
-            frames[number] = decode_frames(body, spec)
+            frames[number] = decode_frames(body, spec, limits.observation)
         except CorruptSegment as error:
             corrupt[number] = error.reason
             continue
@@ -255,8 +259,8 @@ def _are_allowed(action: np.ndarray, spec: ActionSpec) -> bool:
     return bool(action.min() >= spec.low and action.max() <= spec.high)
 
 
-def _check_observations(frames: np.ndarray) -> None:
-    if frames.dtype != np.uint8 and not np.abs(frames).max(initial=0.0) <= LARGEST_OBSERVATION:
+def _check_observations(frames: np.ndarray, largest: float) -> None:
+    if frames.dtype != np.uint8 and not np.abs(frames).max(initial=0.0) <= largest:
         raise CorruptSegment("bad_frames")
 
 

@@ -24,7 +24,7 @@ from apex_jax.config import Config
 from apex_jax.config.load import config_file, config_path, load_run, load_with, parse_settings
 from apex_jax.config.trust import code_settings
 from apex_jax.device import check_device, choose_device, keep_compiled_programs
-from apex_jax.host.errors import UsageError
+from apex_jax.host.errors import RunError, UsageError
 from apex_jax.operations.progress import RunProgress
 from apex_jax.policy import Policy, load_policy
 from apex_jax.process import StopSignal
@@ -90,18 +90,18 @@ def train(
 def _train(config: str | os.PathLike[str], callback: Callback | None, progress: bool, settings: dict[str, Any]) -> Run:
     given = parse_settings({"processes": "one", "page_port": -1, **settings})
     checked = load_with(config_file(os.fspath(config)), given)
-    check_resumable(checked)
-    role = "one_process" if checked.processes == "one" else "local"
-    choose_device(role, checked)
-    keep_compiled_programs()
-    check_device(role, checked)
     stop, failed = StopSignal(), list[BaseException]()
-    with _interrupt_stops(stop):
-        if checked.processes == "one":
+    with _system_errors_in_a_line(), _interrupt_stops(stop):
+        check_resumable(checked)
+        role = "one_process" if checked.processes == "one" else "local"
+        choose_device(role, checked)
+        keep_compiled_programs()
+        check_device(role, checked)
+        if role == "one_process":
             with _view(checked, progress) as view:
                 one_process.train(checked, stop, view, _kept_for_later(callback, failed))
         else:
-            with _following(checked, callback, stop):
+            with _following(checked, callback, stop, failed):
                 local.run(checked, "local", stop)
     if failed:
         raise failed[0]
@@ -121,6 +121,15 @@ def _kept_for_later(callback: Callback | None, failed: list[BaseException]) -> C
             return True
 
     return call
+
+
+@contextlib.contextmanager
+def _system_errors_in_a_line() -> Iterator[None]:
+    """Raises RunError for a full disk, missing permissions and the like."""
+    try:
+        yield
+    except OSError as error:
+        raise RunError(str(error)) from error
 
 
 @contextlib.contextmanager
@@ -167,9 +176,11 @@ def _view(config: Config, shown: bool) -> Iterator[Callable[[RunProgress], None]
 
 
 @contextlib.contextmanager
-def _following(config: Config, callback: Callback | None, stop: StopSignal) -> Iterator[None]:
-    """Calls back for each evaluation that the evaluator's process writes, on a thread."""
-    ended, failed = threading.Event(), list[Exception]()
+def _following(
+    config: Config, callback: Callback | None, stop: StopSignal, failed: list[BaseException]
+) -> Iterator[None]:
+    """Calls back for each evaluation that the evaluator's process writes, on a thread; `failed`: its exceptions."""
+    ended = threading.Event()
     known = len(read_evaluations(config.directory))
 
     def look(callback: Callback, known: int) -> int:
@@ -197,5 +208,3 @@ def _following(config: Config, callback: Callback | None, stop: StopSignal) -> I
         ended.set()
         if thread is not None:
             thread.join()
-    if failed:
-        raise failed[0]

@@ -1,6 +1,6 @@
 """CarRacing on two cores: Gymnasium's track, car and rewards, seen in 48x48 gray pixels, two numbers as action.
 
-    pip install swig "gymnasium[box2d]"
+    pip install -r requirements-box2d.txt
     python examples/car_racing.py                  # arguments are settings, such as seed=2 total_minutes=30
 
 Gymnasium draws every frame in 1000x800 pixels and shrinks it, which takes longer than all else. Here each action lasts

@@ -53,11 +53,12 @@ def create_store(
     Raises ValueError if it needs more than `memory_bytes`, so that a run fails at its start, with a clear message.
     """
     if memory_bytes is not None and (needed := store_bytes(spec, capacity_segments)) > memory_bytes:
-        most = capacity_segments * spec.max_transitions * memory_bytes // needed
-        fix = f"lower replay.capacity_transitions to at most {most}"
+        most = capacity_segments * spec.max_transitions * memory_bytes // needed // 2  # the replay server has as many
+        fix = f"lower replay.capacity_transitions to some {most}"
         raise ValueError(
             f"a replay of {capacity_segments * spec.max_transitions} transitions takes {needed / 1e9:.1f} GB of frames,"
-            f" {spec.frame_bytes:,} bytes each, of which {memory_bytes / 1e9:.1f} GB fit:"
+            f" each {spec.frame_dtype}{list(spec.frame_shape)}, {spec.frame_bytes:,} bytes,"
+            f" of which {memory_bytes / 1e9:.1f} GB fit:"
             f" {fix if most >= FEW_TRANSITIONS else 'make the observations smaller'}"
         )
     plain = (capacity_segments, spec.slots, *spec.frame_shape)

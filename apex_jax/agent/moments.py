@@ -33,6 +33,7 @@ def add_observations(moments: Moments, observations: jax.Array, devices: int = 1
     With several devices, each of them has its share of the batch, and returns the moments of all.
 
     m = n_1 + n_2,  mu = mu_1 + d n_2 / m,  var = (n_1 var_1 + n_2 var_2 + d^2 n_1 n_2 / m) / m,  d = mu_2 - mu_1
+    (shares of m first, so that no product of large numbers is infinite)
     (Chan et al. 1979)
     """
     n_1, n_2 = moments.total, float(devices * len(observations))
@@ -40,7 +41,7 @@ def add_observations(moments: Moments, observations: jax.Array, devices: int = 1
     mean = mean_over_devices(observations.mean(axis=0), devices)
     variance_2 = mean_over_devices(jnp.square(observations - mean).mean(axis=0), devices)
     d = mean - moments.mean
-    variance = (n_1 * moments.variance + n_2 * variance_2 + d**2 * (n_1 * n_2 / m)) / m
+    variance = n_1 / m * moments.variance + n_2 / m * variance_2 + d**2 * (n_1 / m * (n_2 / m))
     return Moments(jnp.minimum(m, LARGEST_TOTAL), moments.mean + d * (n_2 / m), variance)
 
 

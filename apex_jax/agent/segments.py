@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import numpy as np
@@ -41,11 +42,13 @@ class SegmentBuilder:
         life_loss_terminates: bool,
         first_slot: np.ndarray | None = None,
         value_rescaling: bool = False,
+        largest_observation: float = math.inf,
     ):
         """`reward_clip`: rewards are clipped to [-reward_clip, reward_clip]; 0 = no clipping.
 
         `first_slot`: int[E] in [0, max_transitions), the slot where each environment's first segment begins; None = 0.
         `value_rescaling`: whether values are rescaled in `apex_jax.agent.losses.initial_priority`.
+        `largest_observation`: a game with a larger number is left out of the segments that are not full by then.
         """
         self._spec = spec
         self._discount = discount
@@ -58,6 +61,10 @@ class SegmentBuilder:
         action = np.zeros((*shape, *spec.action.shape), spec.action.dtype)
         dtypes = (np.float32, np.float32, bool, np.float32, bool, bool)
         self._slots = Slots(action, *(np.zeros(shape, dtype) for dtype in dtypes))
+        self._largest_observation = largest_observation
+        self._game_start = np.zeros(num_environments, np.int64)  # slot of the first frame of the game, or 0
+        self._is_left_out = np.zeros(num_environments, bool)
+        self.left_out = 0  # transitions
 
     def add(self, step: Step, action: np.ndarray, value: np.ndarray, bootstrap_value: np.ndarray) -> list[Segment]:
         """Adds a step of some environments and the policy's `Action` for it; returns the segments that became full.
@@ -65,6 +72,8 @@ class SegmentBuilder:
         `action` [A, ...], `value` and `bootstrap_value` float32[A]: see `apex_jax.agent.algorithm.Action`.
         """
         segments = []
+        if math.isfinite(self._largest_observation):
+            step = self._without_large_numbers(step)
         if step.first.any():
             for row in np.flatnonzero(step.first):
                 segments += self._write_initial_stack(step.env_id[row], step.observation[row, :-1])
@@ -72,7 +81,27 @@ class SegmentBuilder:
         _write_step(self._slots, self._position, step, value, bootstrap_value, *options)
         self._slots.action[step.env_id, self._position[step.env_id]] = action
         self._frames[step.env_id, self._position[step.env_id]] = step.observation[:, -1]
+        for env_id in step.env_id[self._is_left_out[step.env_id]]:
+            self._leave_out(env_id)
         return segments + self._advance(step.env_id)
+
+    def _leave_out(self, env_id: int) -> None:
+        """Lets no transition of the game start in this segment; those before slot F - 1 are in the previous one."""
+        acted = self._slots.acted[env_id, self._game_start[env_id] : self._position[env_id] + 1]
+        self.left_out += int(np.count_nonzero(acted[max(0, self._spec.frame_stack - 1 - self._game_start[env_id]) :]))
+        acted[:] = False
+
+    def _without_large_numbers(self, step: Step) -> Step:
+        """Returns the step with zeros for observations that no game may have, and leaves out the games that have."""
+        begins = step.env_id[step.first]
+        self._is_left_out[begins], self._game_start[begins] = False, self._position[begins]
+        axes = tuple(range(1, step.observation.ndim))
+        is_large = np.abs(step.observation).max(axis=axes) > self._largest_observation
+        if not is_large.any():
+            return step
+        self._is_left_out[step.env_id[is_large]] = True
+        kept = ~is_large.reshape(-1, *(1 for _ in axes))
+        return step._replace(observation=np.where(kept, step.observation, np.zeros((), step.observation.dtype)))
 
     def _write_initial_stack(self, env_id: int, older_frames: np.ndarray) -> list[Segment]:
         segments = []
@@ -96,6 +125,7 @@ class SegmentBuilder:
         for array in (self._frames, *self._slots):
             array[env_id, :overlap] = array[env_id, -overlap:].copy()  # copied first: the two slices may overlap
         self._position[env_id] = overlap
+        self._game_start[env_id] = max(0, self._game_start[env_id] - (self._spec.slots - overlap))
         return segment
 
 

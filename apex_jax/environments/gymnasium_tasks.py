@@ -30,7 +30,7 @@ from apex_jax.environments.images import caution, image_spec, picture, reading
 from apex_jax.environments.task import Description, action_bounds, action_spec, check_bounds, one_line
 from apex_jax.host.errors import RunError, UsageError, first_line, short_repr
 from apex_jax.host.user_code import imported_module, reported
-from apex_jax.segment_codec import LARGEST_OBSERVATION
+from apex_jax.segment_codec import value_limits
 from apex_jax.types import ACTION_MASK, Part, valid_actions
 
 PREFIX = "gymnasium:"
@@ -60,7 +60,7 @@ def describe(config: Config, steps: int = 0) -> Description:
         adapted.reset(seed=config.seed)
         adapted.is_masked = adapted.info_has_mask
     if steps:
-        _try(adapted, config.seed, steps)
+        _try(adapted, config, steps)
     with _reported(task):
         can_render = "rgb_array" in (metadata.get("render_modes") or ())
         rate = float(metadata.get("render_fps") or FRAMES_PER_SECOND) if can_render else None
@@ -83,18 +83,18 @@ def describe(config: Config, steps: int = 0) -> Description:
     return Description(shape, *about, "" if has_pixels else caution(task, space))
 
 
-def _try(adapted: Adapted, seed: int, steps: int) -> None:
+def _try(adapted: Adapted, config: Config, steps: int) -> None:
     """Resets an environment and makes random steps. Raises BrokenEnvironment."""
-    rng, is_over = np.random.default_rng(seed), True
+    rng, is_over, most = np.random.default_rng(config.seed), True, value_limits(config).observation
     for number in range(steps + 1):
         if is_over:
-            observation, is_over = adapted.reset(seed=None if number else seed)[0], False
+            observation, is_over = adapted.reset(seed=None if number else config.seed)[0], False
         else:
             observation, _, *ends, _ = adapted.step(adapted.random_action(observation, rng))
             is_over = any(ends)
-        if (largest := np.abs(observation).max(initial=0)) > LARGEST_OBSERVATION:
-            what = f"a number of {largest:g} in an observation, at most {LARGEST_OBSERVATION:g} can be learned from"
-            fix = "scale it in gymnasium.wrappers.TransformObservation"
+        if (largest := np.abs(observation).max(initial=0)) > most:
+            what = f"a number of {largest:g} in an observation, at most {most:g} can be learned from"
+            fix = "set network.normalize_observations=true, or scale it in gymnasium.wrappers.TransformObservation"
             raise BrokenEnvironment(f"environment.task={adapted.task}: it returned {what}; {fix}")
 
 

@@ -174,6 +174,21 @@ class JaxEnvironment:
         low, high = action_bounds(self._action)
         return (low + (action + 1) / 2 * (high - low)).astype(self._action.dtype)
 
+    def resets_with(self, key: jax.Array, frame: np.ndarray) -> bool:
+        """Returns whether `reset` gives a frame with the key of a step, or with the half of it that gymnax takes."""
+        frames = (self._frame(self._environment.reset(each)[0]) for each in (key, jax.random.split(key)[1]))
+        return any(np.array_equal(first, frame) for first in frames)
+
+    def wrong_levels(self, key: jax.Array) -> str:
+        """Returns a warning if a first observation, an image, exceeds the bounds by which its levels are scaled."""
+        if self._image is None:
+            return ""
+        observation, low, high = self._environment.reset(key)[0], self._image.low, self._image.high
+        if low <= (least := observation.min()) and (most := observation.max()) <= high:
+            return ""
+        what = f"an image has numbers from {least:g} to {most:g}, its observation_space {low:g} to {high:g}"
+        return f"{what}; those beyond are read as the nearest bound; correct the space"
+
     def render(self, played: Played) -> np.ndarray | None:
         """Returns a picture of one environment, uint8[height, width, 3]; None if what it renders is no picture."""
         if hasattr(self._environment, "render"):

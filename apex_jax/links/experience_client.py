@@ -58,6 +58,7 @@ class ExperienceClient(LinkClient):
         super().__init__(Connection("replay server", address, run, patience))
         self.status = ActorStatus(steps_per_second=0.0, weights_version=0)
         self.produced = 0  # transitions of the actor so far; updated by the actor before each `put`
+        self.left_out = 0  # of `produced`, in games that are not stored
         self.acknowledged_segments = 0
         self.finished = threading.Event()  # the run is over, or the link failed, see `error`
         self.error: RunError | None = None
@@ -114,7 +115,7 @@ class ExperienceClient(LinkClient):
 
     def _leave(self, socket: zmq.Socket) -> None:
         """Sends the final counts and a goodbye. Transitions never sent are reported as unsent."""
-        self._account["unsent"] = self.produced - self._account.total() - self._outbox.transitions_sent
+        self._account["unsent"] = self.produced - self.left_out - self._account.total() - self._outbox.transitions_sent
         sockets.send(socket, self._full_status())
         sockets.send(socket, Goodbye())
 
@@ -133,6 +134,7 @@ class ExperienceClient(LinkClient):
     def _full_status(self) -> ActorStatus:
         # "produced" is read last, so that it is at least the sum of the others.
         outcomes = {name: self._account[name] for name in ("acknowledged", "overflow", "unencodable", "unsent")}
+        outcomes["unencodable"] += self.left_out
         return self.status._replace(**outcomes, produced=self.produced)
 
     def _newest_hello(self) -> ActorHello:

@@ -125,6 +125,7 @@ class InProcessExperience:
     def __init__(self, replay: Replay, config: Config, spec: SegmentSpec, stop: StopSignal):
         self.client = self
         self.produced = 0  # transitions of the actor so far; updated by the actor before each `put`
+        self.left_out = 0  # of these, in games that are not stored
         self.dropped = Counter[str]()
         self.episodes = EpisodeMeans.of_run(config, spec)
         self._replay, self._config, self._spec, self._stop = replay, config, spec, stop

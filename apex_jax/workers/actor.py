@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import time
 from collections import Counter
 from collections.abc import Generator, Iterator
@@ -23,6 +24,7 @@ from apex_jax.links.experience_client import ExperienceClient
 from apex_jax.links.weights_client import Weights, WeightsClient
 from apex_jax.process import ROLE_NUMBERS, StopSignal, digest_of_peer_id, new_peer_id, process_rng
 from apex_jax.run.metrics import RateMeter
+from apex_jax.segment_codec import value_limits
 from apex_jax.transport.addresses import addresses_of_servers
 from apex_jax.transport.messages import NO_LADDER_INDICES, ActorHello, ActorStatus, ActorWelcome, EpisodeStatistics
 from apex_jax.types import Segment, SegmentSpec, Step
@@ -69,6 +71,7 @@ class Actor:
             self.next_metrics = time.monotonic() + self.role.config.metrics_interval_seconds
             for step, output in steps:
                 segments = builder.add(step, *map(np.asarray, output))
+                self._count_left_out(builder.left_out)
                 self._hand_over(step, segments, tracker.add(step), exploration)
                 self._write_metrics_when_due()
                 yield
@@ -131,6 +134,16 @@ class Actor:
                 self._newest_weights()  # otherwise the actor would continue with the weights from before it was blocked
                 self._write_metrics_when_due()
 
+    def _count_left_out(self, transitions: int) -> None:
+        """Counts transitions of games that were left out for a number that is too large; warns of the first."""
+        client = self.replay.client
+        assert client is not None
+        if transitions and not client.left_out:
+            what = f"an observation has a number beyond {value_limits(self.role.config).observation:g}"
+            fix = "scale observations, or set network.normalize_observations=true"
+            _log.warning("%s: its game is left out, and what follows of this kind is only counted; %s", what, fix)
+        client.left_out = transitions
+
     def _put(self, client: ExperienceClient, segment: Segment) -> bool:
         started = time.monotonic()
         is_taken = client.put(segment, timeout_seconds=0.2)
@@ -158,6 +171,7 @@ class Actor:
             "actor/weights_age_seconds": now - weights.published_seconds,
         }
         dropped = (client.dropped.copy() if client else Counter()) + self.weights.dropped.copy()
+        dropped["large_observation"] = client.left_out if client else 0
         self.role.write_metrics(weights.environment_steps, values, dropped)
 
     def describe(self) -> dict[str, Any]:
@@ -219,7 +233,8 @@ def _begin(actor: Actor, welcome: ActorWelcome) -> tuple[np.ndarray, SegmentBuil
     text = "acting in %d environments, exploration %.4f to %.4f (process %s)"
     _log.info(text, size, highest, lowest, process)
     rules = config.algorithm.discount, game.reward_clip, game.life_loss_terminates, spread_first_slots(spec, size)
-    builder = SegmentBuilder(spec, size, *rules, config.algorithm.value_rescaling)
+    largest = value_limits(config).observation if spec.frame_dtype == "float32" else math.inf
+    builder = SegmentBuilder(spec, size, *rules, config.algorithm.value_rescaling, largest)
     return seeds, builder, exploration, key
 
 

@@ -50,6 +50,32 @@ class Drawn(Corridor):
         return jnp.zeros((3, self.length + 1, 2), bool).at[1, place.x, place.time % 2].set(True)
 
 
+class Levels(Drawn):
+    """Its image has levels beyond the bounds of its space."""
+
+    def observe(self, place: Place) -> Any:
+        return 7 * super().observe(place).astype(jnp.int8)
+
+
+class Restarting(Corridor):
+    """Its `step` resets itself at the end of a game, as gymnax's public one does."""
+
+    splits = True
+
+    def step(self, key: jax.Array, state: Any, action: jax.Array) -> tuple[Any, ...]:
+        last, after, reward, terminated, truncated, info = super().step(key, state, action)
+        first, begun = self.reset(jax.random.split(key)[1] if self.splits else key)
+        is_over = terminated | truncated
+        kept = jax.tree.map(lambda new, old: jnp.where(is_over, new, old), begun, after)
+        return jnp.where(is_over, first, last), kept, reward, terminated, truncated, info
+
+
+class RestartingWithItsKey(Restarting):
+    """The same with the key of the step."""
+
+    splits = False
+
+
 class Cast(Drawn):
     """Its image has another dtype than its space."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
@@ -15,8 +16,9 @@ import pytest
 
 import apex_jax
 from apex_jax import load_policy
-from apex_jax.host.errors import UsageError
+from apex_jax.host.errors import RunError, UsageError
 from apex_jax.run.evaluations import PlayedGames
+from apex_jax.workers import one_process
 from tests.rigs.processes import ROOT
 
 SMALL: dict[str, Any] = {
@@ -137,3 +139,16 @@ def test_all_roles_run_as_processes_on_request(tmp_path: Path) -> None:
 def test_wrong_settings_are_a_usage_error_of_one_line(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         apex_jax.train("cartpole", **settings)
+
+
+def test_errors_of_the_system_are_run_errors_of_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(RunError, match=r"file/run cannot be written \(Not a directory\)"):
+        apex_jax.train("cartpole", **SMALL, run_directory=str(tmp_path / "file" / "run"), progress=False)
+
+    def fill_the_disk(*arguments: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(one_process, "train", fill_the_disk)
+    with pytest.raises(RunError, match="No space left on device"):
+        apex_jax.train("cartpole", **SMALL, run_directory=str(tmp_path / "run"), progress=False)

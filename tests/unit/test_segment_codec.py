@@ -1,6 +1,7 @@
 """Specification of `apex_jax.segment_codec`."""
 
 import collections
+import dataclasses
 import functools
 import zlib
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 import zstandard
 
 from apex_jax import segment_codec
+from apex_jax.config import Config
 from apex_jax.types import ActionSpec, Columns, Segment, SegmentRecord, SegmentSpec
 from tests.rigs.agents import assert_equal_bits
 
@@ -206,6 +208,18 @@ def test_length_is_limited_by_the_columns_and_compressed_noise() -> None:
     assert reason_of(body.ljust(bound, b"\0"), SMALL) == "bad_frames"
 
 
+@pytest.mark.parametrize("is_normalized", [False, True])
+def test_observation_that_an_actor_must_not_send_is_refused_unless_it_is_normalized(is_normalized: bool) -> None:
+    settings = Config()
+    network = dataclasses.replace(settings.network, normalize_observations=is_normalized)
+    segment = random_segment(10, VECTOR)
+    segment.frames[3, 1] = 1.01 * segment_codec.LARGEST_OBSERVATION
+    body = segment_codec.encode_segment(segment, VECTOR)
+    limits = segment_codec.value_limits(settings.replace(network=network))
+    _, _, corrupt = segment_codec.decode_segments([body], VECTOR, limits)
+    assert corrupt == ({} if is_normalized else {0: "bad_frames"})
+
+
 BLACK = np.zeros((2048, 5, 7), np.uint8)  # of which a small block expands to more than a smaller spec has
 
 
@@ -217,7 +231,7 @@ def test_frames_of_another_number_of_slots_are_refused(slots: int, reason: str) 
     assert reason_of(columns_of(random_segment(8, SMALL), SMALL) + block, SMALL) == reason
 
 
-@pytest.mark.parametrize("value", [np.nan, np.inf, -1e38, 1.01 * segment_codec.LARGEST_OBSERVATION])
+@pytest.mark.parametrize("value", [np.nan, np.inf, -1e38, 1.01 * segment_codec.LARGEST_SQUARED])
 def test_vector_observation_that_is_not_finite_or_huge_is_refused_on_both_sides(value: float) -> None:
     segment = random_segment(10, VECTOR)
     columns = columns_of(segment, VECTOR)

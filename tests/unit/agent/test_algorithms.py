@@ -18,7 +18,7 @@ from apex_jax.agent.exploration import choose_ladder_indices, epsilon_ladder, no
 from apex_jax.agent.frame_store import FrameStore
 from apex_jax.agent.training import make_optimizer, maybe_copy_target, scan_updates_with_target
 from apex_jax.config import Config, EnvironmentConfig, LearnerConfig
-from apex_jax.segment_codec import LARGEST_OBSERVATION, value_limits
+from apex_jax.segment_codec import value_limits
 from apex_jax.types import SegmentSpec
 from tests.rigs import reference
 from tests.rigs.agents import assert_equal_bits
@@ -49,6 +49,7 @@ CONFIGS: dict[str, tuple[Agent, Config]] = {
     "dqn": (DQN, config()),
     "dqn, huber": (DQN, config(loss="huber")),
     "dqn, all": (DQN, config(munchausen=True, value_rescaling=True, layer_norm=True, quantiles=5)),
+    "dqn, normalized": (DQN, config(normalize_observations=True)),
     "dpg": (DPG, dpg_config()),
     "dpg, all": (DPG, dpg_config(**DPG_ALL)),
 }
@@ -131,12 +132,12 @@ def test_bfloat16_activations_leave_parameters_priorities_and_metrics_float32(na
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", ["dqn", "dqn, huber", "dpg", "dpg, all"])
+@pytest.mark.parametrize("name", ["dqn", "dqn, huber", "dqn, normalized", "dpg", "dpg, all"])
 def test_largest_accepted_observations_and_returns_keep_learning_finite(name: str) -> None:
     algorithm, store = compiled(name), store_of(name, 8)
-    largest = value_limits(CONFIGS[name][1].replace(environment=EnvironmentConfig(reward_clip=0))).n_step_return
-    returns = jnp.sign(store.columns["n_step_return"]) * largest
-    store = FrameStore(jnp.sign(store.frames) * LARGEST_OBSERVATION, store.columns | {"n_step_return": returns})
+    limits = value_limits(CONFIGS[name][1].replace(environment=EnvironmentConfig(reward_clip=0)))
+    returns = jnp.sign(store.columns["n_step_return"]) * limits.n_step_return
+    store = FrameStore(jnp.sign(store.frames) * limits.observation, store.columns | {"n_step_return": returns})
     state, output = algorithm.update(algorithm.init(jax.random.key(0)), store, *random_batches(9, 8), 1.0)
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves((algorithm.acting_params(state), output)))
 

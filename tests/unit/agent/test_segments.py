@@ -199,6 +199,34 @@ def test_segment_in_which_no_transition_starts_is_not_sent() -> None:
     assert all(segment.columns["priority"].any() for segment in segments)
 
 
+@pytest.mark.parametrize("seed", range(8))
+def test_game_with_a_number_that_is_too_large_is_left_out_with_its_end_and_counted(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    spec, large = make_spec(frame_stack=int(rng.integers(1, 4)), slots=16, n=3), 1e8
+    history = History(spec.frame_stack, rng)
+    for _ in range(150):
+        fresh = not history.steps or history.steps[-1].terminated
+        history.add(0.0 if fresh else 1.0, "terminated" if not fresh and rng.random() < 0.15 else "")
+    clean = read(build(SegmentBuilder(spec, 1, GAMMA, 0.0, True), {0: history.steps}), spec)
+    damaged, when = list(history.steps), int(rng.integers(30, 100))
+    damaged[when] = damaged[when]._replace(observation=np.full_like(damaged[when].observation, 2 * large))
+    ends = [i for i, step in enumerate(damaged) if step.terminated]
+    games = [range(first + 1, last + 1) for first, last in zip([-1, *ends], ends, strict=False)]
+    [game] = [game for game in games if when in game]
+    of_game = {history.steps[i].observation.tobytes() for i in game}
+
+    builder = SegmentBuilder(spec, 1, GAMMA, 0.0, True, largest_observation=large)
+    segments = build(builder, {0: damaged})
+    found = read(segments, spec)
+    assert max(np.abs(segment.frames).max() for segment in segments) <= large
+    missing = set(clean) - set(found)
+    assert set(found) <= set(clean), "what is stored is as if nothing had happened"
+    assert {observation for observation, *_ in missing} <= of_game
+    last = history.steps[game[-2]].observation.tobytes() if len(game) > 1 else None
+    assert last is None or last not in {observation for observation, *_ in found}, "its end, too"
+    assert len(missing) == builder.left_out
+
+
 def test_segments_are_copies_that_later_steps_do_not_change() -> None:
     spec, history = make_spec(), History(3, np.random.default_rng(0))
     for _ in range(60):

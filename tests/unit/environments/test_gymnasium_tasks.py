@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import re
 import subprocess
 import sys
@@ -360,7 +361,8 @@ def test_number_that_cannot_be_learned_from_is_found_before_anything_starts(monk
     for name, of in {"space": ANY, "value": np.array([0, 2e8])}.items():
         monkeypatch.setattr(environments.Observes, name, of)
     settings = config(f"{OWN}Observes")
-    with pytest.raises(
-        BrokenEnvironment, match=r"a number of 2e\+08 in an observation, at most 1e\+08 can be learned from; scale it"
-    ):
+    what = r"a number of 2e\+08 in an observation, at most 1e\+08 can be learned from; set network.normalize_obs"
+    with pytest.raises(BrokenEnvironment, match=what):
         describe(settings, steps=10)
+    network = dataclasses.replace(settings.network, normalize_observations=True)
+    describe(settings.replace(network=network), steps=10)

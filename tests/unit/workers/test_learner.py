@@ -187,7 +187,8 @@ def test_replay_that_does_not_fit_the_device_is_refused_at_the_start(
 ) -> None:
     monkeypatch.setattr(module, "device_memory_bytes", lambda devices: 1_000_000)
     is_refused = pytest.raises(
-        FatalError, match=r"takes 0\.\d+ GB of frames.*lower replay\.capacity_transitions to at most"
+        FatalError,
+        match=r"0\.\d+ GB of frames, each uint8\[.*\d bytes, of which .*lower replay\.capacity_transitions to some",
     )
     with is_refused, open_learner(RoleContext(config, context, "learner"), segment_spec(config)):
         pass

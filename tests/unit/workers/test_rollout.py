@@ -111,6 +111,29 @@ def test_segments_are_those_of_a_slow_twin_bit_for_bit(name: str) -> None:
             np.testing.assert_array_equal(ours.columns[column], theirs.columns[column])
 
 
+@pytest.mark.parametrize(("name", "said"), [
+    ("Restarting", ["as if it reset itself"]),
+    ("RestartingWithItsKey", ["as if it reset itself"]),
+    ("Levels", ["numbers from 0 to 7, its observation_space 0 to 1"]),
+    ("Corridor", []),
+])  # fmt: skip
+def test_step_that_resets_itself_and_levels_beyond_their_bounds_are_warnings_given_once(
+    name: str, said: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    task = f"environment.task=jax:tests.rigs.jax_environments:{name}"
+    config = load(None, [task, *SETTINGS, *(IMAGE if name == "Levels" else ())])
+    algorithm = make_algorithm(config, segment_spec(config))
+    params = algorithm.acting_params(algorithm.init(jax.random.key(1)))
+    rollouts = Rollouts(config, algorithm, np.array([3, 7]), jnp.ones(2), jax.random.key(1))
+    ends = 0
+    for _ in range(CALLS):
+        ends += sum(bool(step.truncated.any()) for step, _ in rollouts.steps(rollouts.start(params)))
+    assert ends > 1
+    warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert len(warnings) == len(said)
+    assert all(text in line for text, line in zip(said, warnings, strict=True))
+
+
 def test_observation_that_is_not_finite_ends_the_run_with_its_name() -> None:
     config = load(None, ["environment.task=jax:tests.rigs.jax_environments:NotFinite", *SETTINGS])
     algorithm = make_algorithm(config, segment_spec(config))
