@@ -37,8 +37,6 @@ def choose_device(role: str, config: Config) -> None:
     device = _device_of(role, config)
     if device != "auto":
         os.environ["JAX_PLATFORMS"] = {"cpu": "cpu", "gpu": "cuda"}[device]
-    if role == "learner" and config.learner.devices > 1:  # devices of a CPU are virtual: they share its cores
-        os.environ.setdefault("JAX_NUM_CPU_DEVICES", str(config.learner.devices))
     if role != "learner":  # it may share the learner's GPU, of which each process would reserve most of the memory
         os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     if usable_cores() < len(os.sched_getaffinity(0)):
@@ -64,15 +62,13 @@ def has_gpu(config: Config) -> bool:
     return is_wanted and is_visible and any(map(importlib.util.find_spec, CUDA_PLUGINS))
 
 
-def actor_processes(cores: int, has_gpu: bool, servers: int) -> tuple[int, str]:
-    """Returns how many actor processes suit a machine and this number of replay servers, and a line for the user.
+def actor_processes(cores: int, has_gpu: bool) -> tuple[int, str]:
+    """Returns how many actor processes suit a machine, and a line for the user.
 
     Without a GPU the policy and EnvPool of one actor use all cores.
     """
     number = min(max(1, round(cores / CORES_PER_ACTOR)), ACTORS_ON_A_GPU) if has_gpu else 1
     why = f"{cores} core{'s' * (cores > 1)}{' and a GPU' * has_gpu}"
-    if number < servers:
-        number, why = servers, f"{servers} replay servers"
     return number, f"{number} actor process{'es' * (number > 1)}, for {why}"
 
 
@@ -125,33 +121,17 @@ def _processor_kind() -> str:
     return f"{platform.machine()}-{zlib.crc32(features.encode()):08x}"
 
 
-def learner_devices(config: Config) -> int:
-    """Returns how many devices the learner uses. Raises FatalError if JAX has fewer, or they cannot share the work."""
+def accelerator_name() -> str | None:
+    """Returns the name of the learner's GPU; None if it learns on a CPU."""
     import jax  # not at the top: the device is chosen before JAX is imported
 
-    found = len(jax.devices())
-    devices = config.learner.devices or found
-    if devices > found:
-        raise FatalError(f"learner.devices={devices}: JAX finds {found} here ({jax.devices()[0].platform}); use fewer")
-    for key, number in (("replay.servers", config.replay.servers), ("learner.batch_size", config.learner.batch_size)):
-        if number % devices:
-            what = f"learner.devices={config.learner.devices}: {devices} devices do not divide {key}={number}"
-            raise FatalError(f"{what}; change one of the two")
-    return devices
+    device = jax.devices()[0]
+    return None if device.platform == "cpu" else str(device.device_kind)
 
 
-def accelerator_name(devices: int) -> str | None:
-    """Returns the name of the learner's GPU, or of several of them; None if it learns on a CPU."""
-    import jax  # not at the top: the device is chosen before JAX is imported
-
-    first = jax.devices()[0]
-    name = first.device_kind if devices == 1 else f"{devices} x {first.device_kind}"
-    return None if first.platform == "cpu" else name
-
-
-def device_memory_bytes(devices: int = 1) -> int:
-    """Returns the memory of each of the learner's devices; CPU devices share the memory that this process may use."""
+def device_memory_bytes() -> int:
+    """Returns the memory of the learner's device; for a CPU, what this process may use."""
     import jax  # not at the top: the device is chosen before JAX is imported
 
     stats = jax.devices()[0].memory_stats() or {}
-    return int(stats.get("bytes_limit") or usable_memory_bytes() // devices)
+    return int(stats.get("bytes_limit") or usable_memory_bytes())

@@ -117,7 +117,8 @@ def check_hosts(role: str, config: Config) -> None:
     """
     if role == "evaluator" and config.evaluator.checkpoint:
         return
-    for link, address in [(name, each) for name in CONNECTS.get(role, ()) for each in config.addresses.of_link(name)]:
+    for link in CONNECTS.get(role, ()):
+        address = getattr(config.addresses, link)
         if address.startswith("tcp://*:"):
             raise RunError(f"addresses.{link}={address}: * is for the server of that link; give its host name here")
         try:

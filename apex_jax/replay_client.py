@@ -27,14 +27,13 @@ from apex_jax.config.load import load
 from apex_jax.host.errors import RunError, UsageError
 from apex_jax.item_codec import columns_of, item_dtype, item_spec, segment_of
 from apex_jax.links.experience_client import ExperienceClient
-from apex_jax.links.replay_servers import Merged, ReplayServers
-from apex_jax.links.sampling_client import Segments
+from apex_jax.links.sampling_client import Received, SamplingClient, Segments
 from apex_jax.process import check_hosts, new_peer_id
 from apex_jax.transport.messages import ActorHello, LearnerHello
 from apex_jax.transport.security import LinkContext, security_of
 from apex_jax.types import SegmentSpec
 
-Handles: TypeAlias = Merged
+Handles: TypeAlias = Received
 """The positions of a batch's items in the replay, for any number of calls of `update_priorities`."""
 
 POLL_SECONDS = 0.002  # between two looks at the acknowledgements
@@ -164,7 +163,7 @@ class _Writer:
     def __init__(self, config: Config, spec: SegmentSpec, dtype: np.dtype) -> None:
         check_hosts("actor", config)
         self._context = LinkContext.of(security_of(config, "actor"))
-        self._address = config.addresses.experience[0]
+        self._address = config.addresses.experience
         self._spec = spec
         self._client = ExperienceClient(
             self._context,
@@ -228,10 +227,10 @@ class _Reader:
         self._context = LinkContext.of(security_of(config, "learner"))
         self._config = config
         self._dtype = dtype
-        capacity_segments = spec.ring_segments(config.replay.capacity_of_server)
+        capacity_segments = spec.ring_segments(config.replay.capacity_transitions)
         self._ring = np.zeros((capacity_segments, spec.slots, *spec.frame_shape), np.uint8)  # takes memory when written
-        self._last: Merged | None = None  # the newest batch, whose credit is returned at the next draw
-        self._client = ReplayServers(
+        self._last: Received | None = None  # the newest batch, whose credit is returned at the next draw
+        self._client = SamplingClient(
             self._context,
             config.addresses.sampling,
             spec,
@@ -239,8 +238,7 @@ class _Reader:
             capacity_segments,
             1 + prefetch,
             config.replay.importance_sampling_exponent,
-            np.random.default_rng(config.seed),
-            away_limit_seconds=config.away_limit_seconds,
+            config.away_limit_seconds,
         )
 
     def sample(self, timeout_seconds: float | None) -> SampledBatch:
@@ -270,7 +268,7 @@ class _Reader:
 
     def _why_no_batch(self) -> str:
         if self._client.peer_state != "joined":
-            return _link(self._config.addresses.sampling[0], self._client.peer_state)
+            return _link(self._config.addresses.sampling, self._client.peer_state)
         replay = self._config.replay
         few = f"fewer than replay.min_size_to_sample={replay.min_size_to_sample} items are stored"
         ratio = f", or replay.samples_per_insert={replay.samples_per_insert:g} asks for more inserts"

@@ -18,12 +18,9 @@ import numpy as np
 
 MAX_COUNT = 2**48  # of transitions, segments or actors; no sum overflows 64 bits, and the journal accepts every count
 MAX_ENVIRONMENT_STEPS = 10**15  # of a run; multiplied by a frame skip, it still fits in 64 bits
-MAX_ALLOWED_SAMPLES = 2**31  # in a message; without samples_per_insert there is no limit
 MAX_SAMPLES_PER_INSERT = 1e9  # in a message; the ratio itself grows without limit while no actor sends segments
 MAX_SEGMENT_BYTES = 2**25
-MAX_SERVERS = 64  # replay servers of a run
 MAX_STREAMED_SEGMENTS = 64  # in one message to the learner; fewer if they exceed a few megabytes
-MAX_TOTAL_PRIORITY = 1e300  # of a replay buffer: 2^31 priorities of at most 1e290; no sum over servers overflows
 MAX_WEIGHTS_BYTES = 2**29
 PEER_TIMEOUT_SECONDS = 10.0  # a peer that has sent nothing for this long is considered dead
 

@@ -27,7 +27,6 @@ from apex_jax.process import new_peer_id
 from apex_jax.segment_codec import encode_segment
 from apex_jax.transport import sockets
 from apex_jax.transport.messages import (
-    NO_COUNTS,
     ActorHello,
     ActorStatus,
     ActorWelcome,
@@ -291,8 +290,7 @@ class DrawingClient:
 
     def _ask(self, groups: int, segments: int) -> None:
         self._asked_seconds.extend([time.monotonic()] * groups)
-        counts = np.full((groups, self._batches_at_once), BATCH_SIZE, np.int32)
-        self._send(Credit(segments, counts if groups else NO_COUNTS))
+        self._send(Credit(segments, groups))
 
     def _answer(self, batches: IndexBatches) -> None:
         indices, generations = batches.indices.ravel(), batches.generations.ravel()

@@ -26,7 +26,7 @@ from apex_jax.agent.frame_store import create_store, gather, insert_segments
 from apex_jax.config import Config
 from apex_jax.config.load import load
 from apex_jax.environments.environment import segment_spec
-from apex_jax.replay.fractions import importance_weights
+from apex_jax.replay.importance_weights import importance_weights
 from apex_jax.replay.replay import Replay
 from apex_jax.replay.sum_tree import SumTree
 from apex_jax.segment_codec import encode_record
@@ -148,7 +148,7 @@ def ours(config: Config, num_stored: int, rng: np.random.Generator) -> Callable[
     priorities = rng.random(BATCH_SIZE).astype(np.float32)
 
     def call() -> object:
-        draw = replay.sample([BATCH_SIZE], 0.0)
+        draw = replay.sample(1, BATCH_SIZE, 0.0)
         importance_weights(draw.probabilities[None], BETA)
         batch = jax.block_until_ready(gathered(store, draw.indices))
         replay.update_priorities(draw.indices, draw.generations, priorities)

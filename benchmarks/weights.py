@@ -22,11 +22,10 @@ from apex_jax.environments.environment import segment_spec
 from apex_jax.links.weights_server import WeightsServer
 from apex_jax.transport import sockets
 from apex_jax.transport.messages import (
-    WEIGHTS_PIECE_BYTES,
+    WeightsBody,
     WeightsHeartbeat,
     WeightsHello,
     WeightsOffer,
-    WeightsPiece,
     WeightsRequest,
 )
 from apex_jax.transport.params_codec import architecture_of, encode_weights
@@ -107,13 +106,13 @@ def main() -> None:
 
 
 class BareServer:
-    """A ROUTER that sends pieces to every peer from which it has received a message."""
+    """A ROUTER that sends a body to every peer from which it has received a message."""
 
     def __init__(self, context: zmq.Context, address: str, body: bytes):
-        """Binds the socket and cuts `body` into pieces."""
+        """Binds the socket."""
         self.socket = sockets.serve_weights(context, address)
         self._peers: list[bytes] = []
-        self._pieces = [body[start : start + WEIGHTS_PIECE_BYTES] for start in range(0, len(body), WEIGHTS_PIECE_BYTES)]
+        self._body = body
 
     def wait_for(self, number: int) -> None:
         """Waits until it has received a message from `number` peers."""
@@ -121,21 +120,9 @@ class BareServer:
             self._peers.append(self.socket.recv_multipart()[0])
 
     def send_all(self) -> None:
-        """Sends all pieces to every peer, in turn; a peer whose queue is full misses its turn."""
-        left = dict.fromkeys(self._peers, 0)
-        while left:
-            progress = False
-            for peer, number in list(left.items()):
-                try:
-                    self.socket.send_multipart([peer, self._pieces[number]], zmq.NOBLOCK, copy=False)
-                except zmq.Again:
-                    continue
-                progress = True
-                left[peer] += 1
-                if left[peer] == len(self._pieces):
-                    del left[peer]
-            if not progress:
-                time.sleep(1e-3)
+        """Sends the body to every peer."""
+        for peer in self._peers:
+            self.socket.send_multipart([peer, self._body], copy=False)
 
 
 class SimulatedClient:
@@ -146,7 +133,7 @@ class SimulatedClient:
         self.socket = sockets.connect_weights(context, address)
         self._hello = hello
         self._held = self._offered = (0, 0)
-        self._requested = self._received = 0  # of the current transfer; 0 = none
+        self._is_requested = False
         self._is_joined = False
         self._next_sign = 0.0
 
@@ -159,28 +146,16 @@ class SimulatedClient:
 
     def read(self, received: Any) -> None:
         """Handles pending messages, and requests an offered version that it does not have."""
-        while (message := sockets.receive(self.socket, (WeightsOffer, WeightsPiece))) is not None:
+        while (message := sockets.receive(self.socket, (WeightsOffer, WeightsBody))) is not None:
             if isinstance(message, WeightsOffer):
                 self._is_joined, self._offered = True, (message.learner_peer_id, message.version)
             else:
-                self._on_piece(message, received)
-        if self._offered[1] and self._offered != self._held and not self._requested:
-            sockets.send(self.socket, WeightsRequest(0, 0))
-            self._requested = WEIGHTS_PIECE_BYTES
-
-    def _on_piece(self, message: WeightsPiece, received: Any) -> None:
-        self._received += len(message.piece)
-        received[2] += len(message.piece)
-        if self._received == message.body_bytes:
-            self._held = (message.learner_peer_id, message.version)
-            self._requested = self._received = 0
-            self._next_sign = 0.0  # the server offers no newer version until it receives a heartbeat with this one
-            received[0] += 1
-            return
-        ahead = min(message.body_bytes, self._received + sockets.WEIGHTS_PIECES_AT_ONCE * WEIGHTS_PIECE_BYTES)
-        while self._requested < ahead:
-            sockets.send(self.socket, WeightsRequest(message.version, self._requested))
-            self._requested += WEIGHTS_PIECE_BYTES
+                self._held, self._is_requested = (message.learner_peer_id, message.version), False
+                self._next_sign = 0.0  # the server offers no newer version until it receives a heartbeat with this one
+                received[0] += 1
+                received[2] += len(message.body)
+        if self._offered[1] and self._offered != self._held and not self._is_requested:
+            self._is_requested = sockets.send(self.socket, WeightsRequest())
 
 
 def _clients(address: str, hello: WeightsHello, number: int, cores: set[int], received: Any) -> None:

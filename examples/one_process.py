@@ -26,7 +26,7 @@ from apex_jax.config import Config
 from apex_jax.config.load import load
 from apex_jax.environments.environment import EpisodeTracker, VectorEnvironment, segment_spec
 from apex_jax.host.program import CONFIGS
-from apex_jax.replay.fractions import importance_weights
+from apex_jax.replay.importance_weights import importance_weights
 from apex_jax.replay.replay import Replay
 from apex_jax.segment_codec import encode_record
 from apex_jax.types import Segment, SegmentSpec
@@ -93,7 +93,7 @@ def train(config: Config) -> None:
             store = insert_segments(store, np.array([slot]), *jax.tree.map(lambda array: array[None], segment))
         # 2. Learning, as often as `replay.samples_per_insert` allows: so many draws for each transition inserted.
         while updates < config.total_updates and replay.can_sample(batches * batch_size):
-            sample = replay.sample([batch_size] * batches, now)  # P(i) ~ priority^alpha
+            sample = replay.sample(batches, batch_size, now)  # P(i) ~ priority^alpha
             indices, probabilities = (x.reshape(batches, batch_size) for x in (sample.indices, sample.probabilities))
             weights = importance_weights(probabilities, beta)  # ~ P(i)^-beta, at most 1
             # For each batch one step of the optimizer, which brings q(s, a) closer to G: n discounted rewards, plus

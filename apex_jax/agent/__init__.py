@@ -21,5 +21,4 @@ action_masks     masks of invalid actions in observations
 exploration      the ladders of epsilon and of noise
 segments         steps of environments -> segments with n-step transitions
 frame_store      segments on the learner's device -> batches by index
-devices          updates on several devices, each with its own segments
 """

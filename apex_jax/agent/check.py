@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from typing import Any
 
 import jax
@@ -27,7 +26,6 @@ def check_user_code(config: Config, spec: SegmentSpec, is_tag: Callable[[str], b
 
     Its functions must match the shapes and dtypes of `Algorithm`; `is_tag`: whether metrics of a tag can be written.
     """
-    config = config.replace(learner=replace(config.learner, devices=1))
     for key, value in code_settings(config).items():
         if key != "environment.task":
             code = imported_names(key, value)[0]

@@ -18,7 +18,6 @@ import optax
 
 from apex_jax.agent import losses
 from apex_jax.agent.algorithm import Action, Algorithm, Params, UpdateOutput
-from apex_jax.agent.devices import jit_update, mean_over_devices
 from apex_jax.agent.exploration import noise_ladder
 from apex_jax.agent.frame_store import Array, FrameStore, Transitions, gather
 from apex_jax.agent.moments import Moments, add_observations, initial_moments, normalized
@@ -122,7 +121,7 @@ def make_dpg(config: Config, spec: SegmentSpec, compute_dtype: Any = jnp.float32
     return Algorithm(
         init=jax.jit(init),
         act=jax.jit(act),
-        update=jit_update(_make_update(config, spec, Networks(features, pi, q), optimizers), config.learner.devices),
+        update=jax.jit(_make_update(config, spec, Networks(features, pi, q), optimizers), donate_argnums=0),
         acting_params=acting_params,
         exploration=lambda size: noise_ladder(size, config.actor.largest_noise, config.actor.smallest_noise),
         greedy=greedy,
@@ -178,7 +177,7 @@ def _make_update(
         moments = state.moments
         if config.network.normalize_observations and not has_pixels:
             observation_t = batch.observation_t.reshape(len(indices), -1)
-            moments = add_observations(moments, observation_t, config.learner.devices)
+            moments = add_observations(moments, observation_t)
 
         x_tpk = features(state.target_critics, moments.mean, moments.variance, batch.observation_tpk)
         q_target_tpk = q(_heads(state.target_critics), x_tpk, pi(state.target_policy, x_tpk))
@@ -188,9 +187,6 @@ def _make_update(
         )
         policy_grads, action, policy_value = policy_gradient(state, x_t)  # of the critics before their update
         saturation = (jnp.abs(action) > SATURATED).mean()
-        critic_grads, policy_grads, value, q_value, policy_value, saturation = mean_over_devices(
-            (critic_grads, policy_grads, value, q_value, policy_value.mean(), saturation), config.learner.devices
-        )
 
         deltas, critic_opt_state = optimizers.critics.update(critic_grads, state.critic_opt_state, state.critics)
         critics = optax.apply_updates(state.critics, optax.tree.scale(learning_rate_share, deltas))
@@ -202,7 +198,7 @@ def _make_update(
             "losses/td_loss": value,  # of the critics: weighted, mean over the batch
             "losses/q_values": q_value,  # mean of q(s_t, a_t)
             "losses/gradient_norm": optax.tree.norm(critic_grads),  # global, before clipping
-            "losses/policy_loss": -policy_value,
+            "losses/policy_loss": -policy_value.mean(),
             "losses/policy_gradient_norm": optax.tree.norm(policy_grads),
             "losses/action_saturation": saturation,
         }

@@ -16,7 +16,6 @@ import optax
 from apex_jax.agent import losses
 from apex_jax.agent.action_masks import masked, random_actions, split_mask
 from apex_jax.agent.algorithm import Action, Algorithm, Params, UpdateOutput
-from apex_jax.agent.devices import jit_update, mean_over_devices
 from apex_jax.agent.estimator import Estimator, make_estimator
 from apex_jax.agent.exploration import epsilon_ladder
 from apex_jax.agent.frame_store import FrameStore, Transitions, gather
@@ -118,11 +117,10 @@ def make_dqn(
         batch = gather(store, indices, spec.frame_stack)
         if is_normalized:
             seen = jnp.reshape(split_mask(batch.observation_t, spec)[0], (len(indices), -1))
-            state = state._replace(moments=add_observations(state.moments, seen, config.learner.devices))
+            state = state._replace(moments=add_observations(state.moments, seen))
         target_params = with_moments(state.target_params, state)
         gradient = jax.value_and_grad(lambda params, *others: loss(with_moments(params, state), *others), has_aux=True)
         (value, (priorities, q_value)), grads = gradient(state.online_params, target_params, batch, weights)
-        grads, value, q_value = mean_over_devices((grads, value, q_value), config.learner.devices)
         deltas, opt_state = optimizer.update(grads, state.opt_state, state.online_params)
         deltas = optax.tree.scale(learning_rate_share, deltas)
         online_params = optax.apply_updates(state.online_params, deltas)
@@ -152,7 +150,7 @@ def make_dqn(
     return Algorithm(
         init=jax.jit(init),
         act=jax.jit(act),
-        update=jit_update(update, config.learner.devices),
+        update=jax.jit(update, donate_argnums=0),
         acting_params=lambda state: with_moments(state.online_params, state),
         exploration=lambda size: epsilon_ladder(size, config.actor.base_epsilon, config.actor.epsilon_exponent),
         evaluation_exploration=config.evaluator.epsilon,

@@ -7,7 +7,6 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from apex_jax.agent.devices import mean_over_devices
 from apex_jax.agent.frame_store import Array
 
 LARGEST_TOTAL = 1e9  # beyond it, old observations are slowly forgotten; a float32 could not count for ever
@@ -27,19 +26,17 @@ def initial_moments(size: int) -> Moments:
     return Moments(jnp.zeros(()), jnp.zeros(size), jnp.ones(size))
 
 
-def add_observations(moments: Moments, observations: jax.Array, devices: int = 1) -> Moments:
+def add_observations(moments: Moments, observations: jax.Array) -> Moments:
     """Returns the moments of the earlier observations and a batch of new ones, float32[B, D], together.
-
-    With several devices, each of them has its share of the batch, and returns the moments of all.
 
     m = n_1 + n_2,  mu = mu_1 + d n_2 / m,  var = (n_1 var_1 + n_2 var_2 + d^2 n_1 n_2 / m) / m,  d = mu_2 - mu_1
     (shares of m first, so that no product of large numbers is infinite)
     (Chan et al. 1979)
     """
-    n_1, n_2 = moments.total, float(devices * len(observations))
+    n_1, n_2 = moments.total, float(len(observations))
     m = n_1 + n_2
-    mean = mean_over_devices(observations.mean(axis=0), devices)
-    variance_2 = mean_over_devices(jnp.square(observations - mean).mean(axis=0), devices)
+    mean = observations.mean(axis=0)
+    variance_2 = jnp.square(observations - mean).mean(axis=0)
     d = mean - moments.mean
     variance = n_1 / m * moments.variance + n_2 / m * variance_2 + d**2 * (n_1 / m * (n_2 / m))
     return Moments(jnp.minimum(m, LARGEST_TOTAL), moments.mean + d * (n_2 / m), variance)

@@ -23,4 +23,3 @@ from apex_jax.config.keys import NetworkConfig as NetworkConfig
 from apex_jax.config.keys import ReplayConfig as ReplayConfig
 from apex_jax.config.keys import SecurityConfig as SecurityConfig
 from apex_jax.config.keys import StorageConfig as StorageConfig
-from apex_jax.config.keys import server_name as server_name

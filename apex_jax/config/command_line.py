@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 from apex_jax import __version__
-from apex_jax.config.keys import Config, server_name
+from apex_jax.config.keys import Config
 from apex_jax.config.load import (
     CONFIG_NAME,
     DEFAULT_CONFIG,
@@ -74,8 +74,7 @@ def parse(argv: Sequence[str]) -> Command:
         raise UsageError(f"{what}: items of your own need --role replay, got --role {options.role}")
     if seeds:
         _check_series(config, seeds)
-    name = server_name(config.replay.index) if options.role == "replay" else options.role
-    name = name if options.name is None else options.name
+    name = options.role if options.name is None else options.name
     return Command(options.role, name, config, "print_config" if options.print_config else "run", seeds)
 
 

@@ -19,7 +19,6 @@ from apex_jax.config.services import EvaluatorConfig as EvaluatorConfig
 from apex_jax.config.services import MetricsConfig as MetricsConfig
 from apex_jax.config.services import SecurityConfig as SecurityConfig
 from apex_jax.config.services import StorageConfig as StorageConfig
-from apex_jax.config.services import server_name as server_name
 
 GPU_UPDATES_PER_CALL = 8  # for learner.updates_per_call=0 on a GPU, which would otherwise wait for Python
 IMPALA_OUTPUTS = 6  # rows and columns that max-pooling leaves of the impala torso's output, whatever the frame's size
@@ -99,9 +98,7 @@ class EnvironmentConfig:
 class ActorConfig:
     """Acting: environments, exploration, segments."""
 
-    processes: int = key(
-        0, "actors of --role local; 0 = one for five cores with a GPU, else one; at least replay.servers", "", 0, 256
-    )
+    processes: int = key(0, "actors of --role local; 0 = one for five cores with a GPU, else one", "", 0, 256)
     environments: int = key(32, "environments of one actor process", "", 1, 4096)
     environments_per_step: int = key(
         0, "environments acted on at once, while the others step; 0 = half of them", "", 0, 4096
@@ -147,8 +144,6 @@ class ActorConfig:
 class ReplayConfig:
     """Prioritized replay (Schaul et al. 2016)."""
 
-    servers: int = key(1, "replay servers; capacity_transitions and min_size_to_sample are of all together", "", 1, 64)
-    index: int = key(0, "number of a replay server among them, from 0, for --role replay", "", 0, 63)
     capacity_transitions: int = key(2_000_000, "oldest segments leave when it is full", "transitions", 64, 2**30)
     min_size_to_sample: int = key(50_000, "learning starts at this many", "transitions", 1, 2**30)
     priority_exponent: float = key(0.6, "alpha: P(i) is proportional to priority^alpha; 0 = uniform replay", "", 0, 10)
@@ -180,11 +175,6 @@ class ReplayConfig:
         " of each column, as in 'tokens:int32[512], reward:float32'; empty = experience of environment.task",
         scope="run",
     )
-
-    @property
-    def capacity_of_server(self) -> int:
-        """Transitions that each replay server holds at most."""
-        return self.capacity_transitions // self.servers
 
 
 @dataclass(frozen=True)
@@ -224,7 +214,6 @@ class LearnerConfig:
         choices=("auto", "float32", "bfloat16"),
     )
     device: str = key("auto", "where the learner runs; auto = GPU if there is one", choices=("auto", "cpu", "gpu"))
-    devices: int = key(1, "devices that share batches and frames, each with its own replay servers; 0 = all", "", 0, 64)
 
     @property
     def largest_sample(self) -> int:
@@ -297,9 +286,9 @@ class Config:
     def ladder_size(self) -> int:
         """Length N of the exploration ladder: environments of the whole fleet.
 
-        Only a local run chooses `actor.processes`; on a fleet, 0 counts as one actor for each replay server.
+        Only a local run chooses `actor.processes`; on a fleet, 0 counts as one actor.
         """
-        return self.actor.ladder_size or (self.actor.processes or self.replay.servers) * self.actor.environments
+        return self.actor.ladder_size or (self.actor.processes or 1) * self.actor.environments
 
     @property
     def compatibility_key(self) -> str:

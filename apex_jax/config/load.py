@@ -81,6 +81,7 @@ GROUPS: dict[str, type] = {
     item.name: type(item.default) for item in dataclasses.fields(Config) if "key" not in item.metadata
 }
 OWNERS: list[tuple[str, type]] = [("", Config), *GROUPS.items()]
+REMOVED = {"replay.servers": 1, "replay.index": 0, "learner.devices": 1}  # keys in files of earlier releases
 SETTINGS = {setting.name: setting for group, owner in OWNERS for setting in settings_of(owner, group)}
 
 
@@ -303,6 +304,10 @@ def _flatten(tree: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, A
         name = f"{prefix}{key}"
         if name in SETTINGS:
             yield name, value
+        elif name in REMOVED:
+            if value != REMOVED[name]:
+                what = f"must be {REMOVED[name]}, or left out; see docs/scaling.md for what one replay server can do"
+                raise UsageError(f"{name}={short_repr(value)}: {what}")
         elif name not in GROUPS:
             near = closest(name[:80])  # the search takes time in proportion to the square of the length
             fix = f"did you mean {' or '.join(near)}?" if near else "--help lists all keys"
@@ -331,8 +336,6 @@ def _parse_value(setting: Setting, kind: Any, value: Any) -> Any:
         return _parse_object(value)
     if kind in (int, float):
         return _parse_number(setting, kind, value)
-    if isinstance(value, str) and setting.name.startswith("addresses."):
-        value = [value]  # a list of one entry
     if not isinstance(value, list):
         items = "names" if get_args(kind)[0] is str else f"whole numbers, {setting.allowed}"
         raise ValueError(f"must be a list of {items}, such as {yaml_text(setting.default)}")
@@ -340,6 +343,8 @@ def _parse_value(setting: Setting, kind: Any, value: Any) -> Any:
 
 
 def _parse_text(setting: Setting, value: Any) -> str:
+    if isinstance(value, list) and len(value) == 1 and setting.name.startswith("addresses."):
+        [value] = value  # as in files of earlier releases
     text = "" if value is None else value
     if not isinstance(text, str):
         hint = f"""in a file "{short_repr(value)}", on the command line {setting.name}='"{short_repr(value)}"'"""

@@ -44,25 +44,17 @@ def _size_rules(config: Config) -> Iterator[Rule]:
         f"must be at least {overlap + 1}, environment.frame_stack + algorithm.n_step, for a transition to start in it"
     )
     yield "actor.segment_slots", slots > overlap, least
-    capacity, servers = "replay.capacity_transitions", replay.servers
-    yield "replay.index", replay.index < servers, f"must be 0 to {servers - 1}, with replay.servers={servers}"
-    of_each = f" x replay.servers={servers}" if servers > 1 else ""
-    least = f"must be at least actor.segment_slots={slots}{of_each}"
-    yield capacity, replay.capacity_transitions >= slots * servers, least
-    yield "replay.servers", servers == 1 or not replay.columns, "must be 1 with replay.columns"
-    of_one_process = {
-        "replay.servers": (1,),
-        "learner.devices": (0, 1),
+    capacity = "replay.capacity_transitions"
+    yield capacity, replay.capacity_transitions >= slots, f"must be at least actor.segment_slots={slots}"
+    of_one_process: dict[str, tuple[object, ...]] = {
         "actor.processes": (0, 1),
         "storage.url": ("",),
+        "actor.environments_per_step": (0, actor.environments),
     }
-    of_one_process["actor.environments_per_step"] = (0, actor.environments)
     for name, values in of_one_process.items():
         yield name, config.processes == "many" or attrgetter(name)(config) in values, "needs processes=many"
-    most = f"must be at most {config.ladder_size}, the environments of the fleet (actor.ladder_size)"
-    yield "replay.servers", servers <= config.ladder_size, most
     per_segment = max(1, slots - overlap)
-    segments = servers * max(2, replay.capacity_of_server // per_segment)
+    segments = max(2, replay.capacity_transitions // per_segment)
     most = f"must be at most {segments * per_segment}, what fits in {capacity}, or learning never starts"
     yield "replay.min_size_to_sample", replay.min_size_to_sample <= segments * per_segment, most
     most = f"must be at most {(2**31 - 1) // slots * per_segment}, because a replay index (frame slot) has 31 bits"
@@ -148,13 +140,8 @@ def _pixels_seen(outputs: int, layers: list[tuple[int, int]]) -> int:
 
 
 def _address_rules(config: Config) -> Iterator[Rule]:
-    servers = config.replay.servers
-    links = [field.name for field in dataclasses.fields(config.addresses)]
-    addresses = [(link, address) for link in links for address in config.addresses.of_link(link)]
-    for link in ("experience", "sampling"):
-        entries = f"must have one entry for each of replay.servers={servers}, or that of one replay server"
-        yield f"addresses.{link}", len(config.addresses.of_link(link)) in (1, servers), entries
-    for field, address in addresses:
+    addresses = dataclasses.asdict(config.addresses)
+    for field, address in addresses.items():
         if field == "status" and address == "":
             continue
         name = f"addresses.{field}"
@@ -167,7 +154,7 @@ def _address_rules(config: Config) -> Iterator[Rule]:
         yield name, scheme == "tcp" or is_path, f"must be ipc://PATH with 1 to {MAX_IPC_PATH_BYTES} bytes of path"
         is_file = scheme == "tcp" or not place.startswith(("@", "*"))  # @: any user can connect, *: no client finds it
         yield name, is_file, "must be the path of a file, so that its permissions decide who can connect"
-        is_own = [each for _, each in addresses].count(address) == 1
+        is_own = [*addresses.values()].count(address) == 1
         yield name, is_own, "is used twice; give each link its own address"
 
 

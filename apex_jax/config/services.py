@@ -52,35 +52,14 @@ class AddressConfig:
     The replay server binds experience and sampling, the learner binds weights; every other role connects.
     """
 
-    experience: tuple[str, ...] = key(
-        ("tcp://127.0.0.1:5550",),
-        "actors send segments to the replay server here; of several servers a list in their order, of which a server"
-        " itself may be given its own only",
-    )
-    sampling: tuple[str, ...] = key(
-        ("tcp://127.0.0.1:5551",), "the learner draws from the replay server here; of several servers a list, as above"
-    )
+    experience: str = key("tcp://127.0.0.1:5550", "actors send segments to the replay server here")
+    sampling: str = key("tcp://127.0.0.1:5551", "the learner draws from the replay server here")
     weights: str = key("tcp://127.0.0.1:5552", "the learner sends weights from here")
     status: str = key(
         "",
         "each process serves its status here, over HTTP without a key: GET /status, or the command `status ADDRESS`;"
         " whoever can reach the address can read it; empty = nowhere",
     )
-
-    def of_link(self, link: str) -> tuple[str, ...]:
-        """Returns the addresses of a link: one for each replay server that the list names, one for weights."""
-        addresses = getattr(self, link)
-        return (addresses,) if isinstance(addresses, str) else addresses
-
-    def of_server(self, link: str, index: int) -> str:
-        """Returns the address that replay server `index` binds for `link`, experience or sampling."""
-        addresses: tuple[str, ...] = getattr(self, link)
-        return addresses[index] if len(addresses) > 1 else addresses[0]
-
-
-def server_name(index: int) -> str:
-    """Returns the name of a replay server of the run, also that of its folder in the run directory."""
-    return f"replay-{index}" if index else "replay"
 
 
 @dataclass(frozen=True)

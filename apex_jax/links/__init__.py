@@ -4,10 +4,8 @@ experience_client  actor: sends segments
 experience_server  replay server: stores them
 outbox             an actor's segments until they are stored
 membership         the connected actors, and the order in which their segments are stored
-placement          learner: which replay server each actor sends to
 sampling_client    learner: receives segments and index batches, sends priorities
 sampling_server    replay server: the other end
-replay_servers     the sampling clients of several replay servers as one stream
 weights_client     actors and evaluator: fetch weights
 weights_server     learner: serves them
 client             parts common to the three clients

@@ -52,6 +52,7 @@ class Connection:
         self.disconnects = 0  # losses of servers that had welcomed this client
         self.dropped: Counter[str] = Counter()
         self.server_may_end = False  # the run is over, so a loss of the server is not logged, counted or limited
+        self.transfer_seconds = 0.0  # more silence is allowed: no heartbeat passes a large message on its way
         self.name = f"the {server} at {address}"
         self.run = run or RunIdentity()
         self._patience = patience._replace(heartbeat=patience.heartbeat or HEARTBEAT_SECONDS)
@@ -95,7 +96,7 @@ class Connection:
         self._monitor.check()
         if self._monitor.is_connected and not was_connected:
             self._received_seconds = now_seconds
-        silent_seconds = now_seconds - self._received_seconds
+        silent_seconds = now_seconds - self._received_seconds - self.transfer_seconds
         has_answered = self.state in ("joined", "refused")
         if has_answered and not self._monitor.is_connected:
             self._lose(now_seconds, f"{self.name} is lost: looking for it")

@@ -54,8 +54,7 @@ class ExperienceServer(LinkServer[ActorPeer]):
         run: RunIdentity | None = None,
     ):
         """`run`: the run that its actors must be part of, None = any."""
-        index, servers = config.replay.index, config.replay.servers
-        self.membership = Membership(config.ladder_size, index, servers)
+        self.membership = Membership(config.ladder_size)
         self.actors = self.membership.actors  # the connected ones, by connection
         names, key = ("the replay server", "this actor"), config.compatibility_key
         super().__init__(names, socket, key, run, self.membership.actors, MAX_ACTORS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import Counter
 
@@ -11,15 +12,12 @@ from apex_jax.agent.algorithm import Params
 from apex_jax.agent.exploration import choose_ladder_indices
 from apex_jax.config import Config
 from apex_jax.links.episode_means import EpisodeMeans
-from apex_jax.links.placement import Placement
-from apex_jax.links.replay_servers import Merged, Plan, merge
-from apex_jax.links.sampling_client import Received, Segments
+from apex_jax.links.sampling_client import Batches, Received, Segments, batches_of
 from apex_jax.links.sampling_server import index_batches
 from apex_jax.links.weights_client import Weights
-from apex_jax.process import StopSignal
 from apex_jax.replay.replay import Replay
 from apex_jax.segment_codec import decode_segments, encode_record
-from apex_jax.transport.messages import NO_RETURN, ActorStatus, ActorWelcome, EpisodeStatistics, IndexBatches
+from apex_jax.transport.messages import NO_RETURN, ActorStatus, ActorWelcome, EpisodeStatistics
 from apex_jax.types import MAX_STREAMED_SEGMENTS, Segment, SegmentSpec
 
 
@@ -39,7 +37,6 @@ class InProcessWeights:
         self.newest: Weights | None = None
         self.dropped = Counter[str]()
         self.clients = dict[bytes, object]()
-        self.placement = Placement(1)
 
     @property
     def updates(self) -> int:
@@ -59,39 +56,38 @@ class InProcessWeights:
 
 
 class InProcessReplay:
-    """In place of `ReplayServers`: the learner's view of a replay in the same process."""
+    """In place of `SamplingClient`: the learner's view of a replay in the same process."""
 
     peer_state = "joined"
-    peer_states = ("joined",)
     disconnects = 0
-    is_finish_received = True
 
     def __init__(self, replay: Replay, config: Config, spec: SegmentSpec, batches: int):
         """`batches`: how many are drawn at once."""
         self.dropped = Counter[str]()
+        self.environment_steps = 0  # set by the learner; the replay counts them itself
+        self.is_finish_received = threading.Event()
         self._replay, self._spec = replay, spec
-        self._counts = np.full((batches, 1), config.learner.batch_size, np.int32)
+        self._batches, self._batch_size = batches, config.learner.batch_size
         self._beta = config.replay.importance_sampling_exponent
         self._cursor = 0  # insertion id of the newest segment that the learner has
 
     @property
     def has_next(self) -> bool:
         """Whether `next` returns an item."""
-        return self._has_segments or self._replay.can_sample(int(self._counts.sum()))
+        return self._has_segments or self._replay.can_sample(self._batches * self._batch_size)
 
     @property
     def _has_segments(self) -> bool:
         return self._cursor < self._replay.buffer.inserted_segments
 
-    def next(self, timeout_seconds: float) -> Merged | None:
+    def next(self, timeout_seconds: float) -> Received | None:
         """Returns the segments that the learner lacks, else batches if the rate limiter allows them, else None."""
         if self._has_segments:
-            return Merged(self._new_segments(), ())
+            return Received(self._new_segments(), epoch=0)
         if not self.has_next:
             return None
-        sample = self._replay.sample(self._counts[:, 0], time.monotonic())
-        answer = Received(index_batches(self._replay, sample), epoch=0)
-        return merge(Plan(np.ones(1), self._counts, {0: answer}), self._beta, stride=0)
+        sample = self._replay.sample(self._batches, self._batch_size, time.monotonic())
+        return Received(batches_of(index_batches(self._replay, sample), self._batches, self._beta), epoch=0)
 
     def _new_segments(self) -> Segments:
         run = self._replay.buffer.segments_since(self._cursor, MAX_STREAMED_SEGMENTS)
@@ -99,37 +95,36 @@ class InProcessReplay:
         frames, columns, corrupt = decode_segments(run.bodies, self._spec)
         if corrupt:
             self._replay.buffer.discard(run.ring_slots[list(corrupt)], run.generations[list(corrupt)])
-        return Segments(run.ring_slots, frames, columns, 0.0, 0, 0)
+        return Segments(run.ring_slots, frames, columns)
 
-    def update_priorities(self, merged: Merged, priorities: np.ndarray) -> None:
+    def update_priorities(self, item: Received, priorities: np.ndarray) -> None:
         """Sets the new priorities, float32[K, B], of a draw."""
-        drawn = merged.parts[0].item.content
-        assert isinstance(drawn, IndexBatches)
+        assert isinstance(item.content, Batches)
+        drawn = item.content.drawn
         self._replay.update_priorities(drawn.indices, drawn.generations, priorities.ravel())
 
-    def gone(self, now_seconds: float) -> frozenset[int]:
-        """Returns no server."""
-        return frozenset()
+    def finish(self, reason: str) -> None:
+        """Sets `is_finish_received`."""
+        self.is_finish_received.set()
 
-    consumed = count_steps = finish = close = _ignore  # there is no credit, and the replay counts the steps itself
+    consumed = close = _ignore  # there is no credit
 
 
 class InProcessExperience:
-    """In place of `Assignment` and `ExperienceClient`: stores the segments of the actor in the replay."""
+    """In place of `ExperienceClient`: stores the segments of the actor in the replay."""
 
-    replay_index = 0
     peer_state = "joined"
     disconnects = 0
     error = None
 
-    def __init__(self, replay: Replay, config: Config, spec: SegmentSpec, stop: StopSignal):
-        self.client = self
+    def __init__(self, replay: Replay, config: Config, spec: SegmentSpec):
+        self.finished = threading.Event()  # never set: the process stops
+        self.acknowledged_segments = 0
         self.produced = 0  # transitions of the actor so far; updated by the actor before each `put`
         self.left_out = 0  # of these, in games that are not stored
         self.dropped = Counter[str]()
         self.episodes = EpisodeMeans.of_run(config, spec)
-        self._replay, self._config, self._spec, self._stop = replay, config, spec, stop
-        self._segments = 0
+        self._replay, self._config, self._spec = replay, config, spec
         self.peer_id = replay.ledger.highest_actor_number + 1  # of an actor that is new at each start
         self.status = ActorStatus(0.0, 0)
 
@@ -141,15 +136,10 @@ class InProcessExperience:
         places = choose_ladder_indices(np.zeros(self._config.ladder_size, np.int64), size)
         return ActorWelcome(self.peer_id, places, self._config.ladder_size, size)
 
-    @property
-    def must_leave(self) -> bool:
-        """Whether the process stops."""
-        return self._stop.is_set()
-
     def put(self, segment: Segment, timeout_seconds: float) -> bool:
         """Stores a segment, and returns True."""
-        self._segments += 1
-        record = encode_record(segment, self._spec, self.peer_id, self._segments, self.produced)
+        self.acknowledged_segments += 1
+        record = encode_record(segment, self._spec, self.peer_id, self.acknowledged_segments, self.produced)
         self._replay.insert(record, segment.columns, time.monotonic())
         return True
 

@@ -49,14 +49,8 @@ class ActorPeer:
 class Membership:
     """The connected actors."""
 
-    def __init__(self, ladder_size: int, index: int = 0, servers: int = 1) -> None:
-        """`index`: of this server among the `servers` of the run.
-
-        It assigns every `servers`-th ladder index and actor number, so that no two servers assign the same one, and
-        its actors explore over the whole ladder.
-        """
+    def __init__(self, ladder_size: int) -> None:
         self.actors: dict[bytes, ActorPeer] = {}  # by connection
-        self._index, self._servers = index, servers
         self._ladder_size = ladder_size
         self._turns: deque[ActorPeer] = deque()  # actors with pending segments
 
@@ -67,7 +61,6 @@ class Membership:
     def choose(self, hello: ActorHello, highest_actor_number: int, now_seconds: float) -> tuple[int, np.ndarray]:
         """Returns an actor's number and ladder indices: those of its hello if they are valid, else new ones.
 
-        An actor that comes from another server brings its ladder indices, but no actor number.
         `highest_actor_number`: highest one assigned so far, by this server and those before it.
         """
         connection = self.connection_of(hello.peer_id)
@@ -75,19 +68,13 @@ class Membership:
             return self.actors[connection].actor_number, self.actors[connection].ladder_indices
         # An assigned actor number may exceed MAX_ACTOR_NUMBER, after another actor has claimed the maximum.
         is_accepted = 1 <= hello.actor_number <= max(MAX_ACTOR_NUMBER, highest_actor_number)
-        actor_number = hello.actor_number if is_accepted else self._next_actor_number(highest_actor_number)
+        actor_number = hello.actor_number if is_accepted else highest_actor_number + 1
         ladder_indices = hello.ladder_indices
         on_ladder = not ladder_indices.size or 0 <= ladder_indices.min() <= ladder_indices.max() < self._ladder_size
-        is_new = hello.actor_number == 0
-        if not ((is_accepted or is_new) and on_ladder and ladder_indices.size == hello.num_environments):
-            occupants = self._occupants_seen_since(now_seconds - QUIET_SECONDS)[self._index :: self._servers]
-            places = choose_ladder_indices(occupants, hello.num_environments)
-            ladder_indices = places * np.int32(self._servers) + np.int32(self._index)
+        if not (is_accepted and on_ladder and ladder_indices.size == hello.num_environments):
+            occupants = self._occupants_seen_since(now_seconds - QUIET_SECONDS)
+            ladder_indices = choose_ladder_indices(occupants, hello.num_environments)
         return actor_number, ladder_indices
-
-    def _next_actor_number(self, highest_actor_number: int) -> int:
-        """Returns the lowest actor number above `highest_actor_number` that this server may assign."""
-        return self._index + 1 + self._servers * max(0, -((self._index - highest_actor_number) // self._servers))
 
     def leave(self, connection_id: bytes, keeps_pending: bool = False) -> None:
         """Removes an actor, and discards its pending segments unless `keeps_pending`, as for one that has ended.

@@ -14,7 +14,7 @@ import zmq
 from apex_jax.host.errors import RunError
 from apex_jax.links.client import LinkClient
 from apex_jax.links.connection import Connection, Patience
-from apex_jax.replay.fractions import MIN_PROBABILITY
+from apex_jax.replay.importance_weights import MIN_PROBABILITY, importance_weights
 from apex_jax.run.identity import RunIdentity
 from apex_jax.segment_codec import NO_LIMITS, ValueLimits, decode_segments, max_streamed_bytes
 from apex_jax.transport import sockets
@@ -45,24 +45,35 @@ class Segments(NamedTuple):
     ring_slots: np.ndarray  # int32[N]
     frames: np.ndarray  # uint8|float32[N, L, *O]
     columns: Columns  # [N, L, ...] each
-    total_priority: float  # of the server, as in `StreamedSegments`
-    size_transitions: int
-    allowed_samples: int
+
+
+class Batches(NamedTuple):
+    """K batches of B transitions."""
+
+    indices: np.ndarray  # int32[K, B], ring slot x L + frame slot
+    weights: np.ndarray  # float32[K, B], importance weights; the largest of each batch is 1
+    drawn: IndexBatches  # as the server sent them
 
 
 class Received(NamedTuple):
     """Content for the learner to consume; credit and priorities for an older `epoch` (connection) are discarded."""
 
-    content: Segments | IndexBatches
+    content: Segments | Batches
     epoch: int
+
+
+def batches_of(drawn: IndexBatches, number: int, beta: float) -> Batches:
+    """Returns a draw as `number` batches with their importance weights; `beta`: the exponent of these."""
+    indices, probabilities = (array.reshape(number, -1) for array in (drawn.indices, drawn.probabilities))
+    return Batches(indices, importance_weights(probabilities, beta), drawn)
 
 
 class SamplingClient(LinkClient):
     """Receives and decodes segments and batches on its own thread, and sends credit and priorities back.
 
-    `ask` requests batches, `next` returns an item, `consumed` returns the credit of segments that were processed. When
-    the replay server is lost, the client reconnects until it is back; the stream then restarts with the live segments,
-    and earlier requests have no answer. The requests and the credit for segments bound the pending items.
+    `next` returns an item, `consumed` returns its credit, with which the server sends more. When the server is lost,
+    the client reconnects until it is back; the stream then restarts with the live segments, and with new credit, which
+    bounds the pending items.
     """
 
     def __init__(
@@ -72,19 +83,18 @@ class SamplingClient(LinkClient):
         spec: SegmentSpec,
         hello: LearnerHello,
         capacity_segments: int,
-        groups: int,
+        draws: int,
+        beta: float,
         away_limit_seconds: float = 0.0,
         run: RunIdentity | None = None,
-        window: int = SEGMENTS_WINDOW,
-        arrived: threading.Event | None = None,
         limits: ValueLimits = NO_LIMITS,
     ):
-        """Connects. `capacity_segments`: of the server; `groups`: largest number of pending `IndexBatches`.
+        """Connects. `capacity_segments`: of the server; `draws`: largest number of `Batches` that are not consumed.
 
+        `beta`: exponent of the importance weights.
         `run`: the run of this learner, which adopts the server's if it has none yet; None = any.
         `away_limit_seconds`: how long the server may be unreachable before a RunError is raised; 0 = forever.
-        `window`: segments sent to the learner and not yet processed; `arrived`: set with each new item, and when the
-        server is joined; `limits`: of the values in a segment, which is corrupt beyond them.
+        `limits`: of the values in a segment, which is corrupt beyond them.
         """
         patience = Patience(SILENT_SECONDS, away_limit_seconds, REFUSED_SECONDS)
         super().__init__(Connection("replay server", address, run, patience))
@@ -92,14 +102,14 @@ class SamplingClient(LinkClient):
         self._hello = hello
         self.environment_steps = hello.environment_steps  # of the whole run; updated by the learner
         self._capacity_segments = capacity_segments
-        self._window = window
+        self._draws = draws
+        self._beta = beta
         self._items: deque[Received] = deque()
-        self._most_items = groups + window  # each answers a request or uses a segment of credit
+        self._most_items = draws + SEGMENTS_WINDOW  # each uses some credit
         self._error: RunError | None = None
         self._outbox: deque[tuple[int, Any]] = deque()  # (epoch to which it belongs, message)
-        self._asked: deque[tuple[int, int]] = deque()  # (epoch, transitions) of each request without an answer
-        self.epoch = 0  # number of the connection, from 1
-        self._arrived = arrived or threading.Event()
+        self._epoch = 0  # number of the connection, from 1
+        self._arrived = threading.Event()  # an item, or the end of the link
         self._has_reported = False  # whether corrupt segments were logged
         self._last_word: Finish | None = None
         self.is_finish_received = threading.Event()  # the replay server has acknowledged `finish`
@@ -108,36 +118,34 @@ class SamplingClient(LinkClient):
         _log.info("joining %s", self.name)
         self._start(partial(sockets.connect_sampling, context, address, max_message_bytes=largest), "sampling client")
 
-    def next(self) -> Received | None:
-        """Returns the next item to consume, None if none has arrived. Raises RunError once the link has failed."""
+    def next(self, timeout_seconds: float) -> Received | None:
+        """Returns the next item to consume, None after the timeout. Raises RunError once the link has failed."""
+        self._arrived.clear()
+        if (item := self._take()) is None and timeout_seconds > 0:
+            self._arrived.wait(timeout_seconds)
+            item = self._take()
+        return item
+
+    def _take(self) -> Received | None:
         if self._error is not None:
             raise self._error
         try:
             item = self._items.popleft()
         except IndexError:
             return None
-        return item if item.epoch == self.epoch else None  # else, segments before it may have been discarded
-
-    def ask(self, counts: np.ndarray, epoch: int) -> None:
-        """Requests G groups of batches, int32[G, K] transitions, of the server that was joined as number `epoch`."""
-        self._asked.extend((epoch, size) for size in counts.sum(axis=1).tolist())
-        self._post(epoch, Credit(0, counts, self.environment_steps))
+        return item if item.epoch == self._epoch else None  # else, segments before it may have been discarded
 
     def consumed(self, item: Received) -> None:
-        """Returns the credit of processed segments to the server."""
-        assert isinstance(item.content, Segments)
-        credit = Credit(len(item.content.ring_slots), environment_steps=self.environment_steps)
-        self._post(item.epoch, credit)
+        """Returns the credit of a processed item to the server."""
+        content = item.content
+        credit = Credit(draws=1) if isinstance(content, Batches) else Credit(len(content.ring_slots))
+        self._post(item.epoch, credit._replace(environment_steps=self.environment_steps))
 
     def update_priorities(self, item: Received, priorities: np.ndarray) -> None:
-        """Sends the new priorities, float32[N], of the transitions of an item."""
-        assert isinstance(item.content, IndexBatches)
-        update = PriorityUpdate(
-            indices=item.content.indices,
-            generations=item.content.generations,
-            priorities=priorities,
-        )
-        self._post(item.epoch, update)
+        """Sends the new priorities, float32[K, B], of the transitions of an item."""
+        assert isinstance(item.content, Batches)
+        drawn = item.content.drawn
+        self._post(item.epoch, PriorityUpdate(drawn.indices, drawn.generations, priorities.ravel()))
 
     def finish(self, reason: str) -> None:
         """Sends the replay server a `Finish`, repeatedly until `is_finish_received`."""
@@ -147,14 +155,12 @@ class SamplingClient(LinkClient):
 
     def close(self) -> None:
         """Sends a goodbye and ends the thread."""
-        self._post(self.epoch, Goodbye())
+        self._post(self._epoch, Goodbye())
         super().close()
         self._wake.close()
 
     def turn(self, now_seconds: float) -> None:
         """Sends the outbox and handles the messages received."""
-        if self._hello.replay_index and self._hello.is_new_run and not self._connection.run.name:
-            return  # waits until the first server has named a new run: others could adopt another name
         self._connection.turn(now_seconds, self._current_hello, self._heartbeat)
         self._flush()
         self._receive(now_seconds)
@@ -185,7 +191,7 @@ class SamplingClient(LinkClient):
         """Sends the outbox until the server can take no more; discards messages for older connections."""
         while self._outbox:
             epoch, message = self._outbox[0]
-            if epoch == self.epoch and not self._connection.send(message):
+            if epoch == self._epoch and not self._connection.send(message):
                 return
             self._outbox.popleft()
 
@@ -210,21 +216,19 @@ class SamplingClient(LinkClient):
             return
         if message.capacity_segments != self._capacity_segments:
             error = f"{self._connection.name} holds {message.capacity_segments} segments, this learner"
-            fix = "replay.capacity_transitions and replay.servers must be the same for both"
-            raise RunError(f"{error} {self._capacity_segments}: {fix}")
+            raise RunError(f"{error} {self._capacity_segments}: give both the same replay.capacity_transitions")
         self._connection.join(now_seconds, message.run_identity)
-        self.epoch += 1
+        self._epoch += 1
         self._items.clear()  # those of earlier connections: all live segments are sent again, and credit starts anew
         self._connection.send_heartbeat()  # a pending Finish is sent at once
-        credit = Credit(self._window, environment_steps=self.environment_steps)
-        self._outbox.append((self.epoch, credit))
+        credit = Credit(SEGMENTS_WINDOW, self._draws, self.environment_steps)
+        self._outbox.append((self._epoch, credit))
         self._flush()
-        self._arrived.set()
 
-    def _put(self, content: Segments | IndexBatches) -> None:
+    def _put(self, content: Segments | Batches) -> None:
         if len(self._items) == self._most_items:
             raise self._connection.broken("sends more than it was given credit for")
-        self._items.append(Received(content, self.epoch))
+        self._items.append(Received(content, self._epoch))
         self._arrived.set()
 
     def _on_segments(self, message: StreamedSegments) -> None:
@@ -238,8 +242,7 @@ class SamplingClient(LinkClient):
         if corrupt:
             self.dropped.update(corrupt.values())
             self._report(message, list(corrupt))
-        holds = (message.total_priority, message.size_transitions, message.allowed_samples)
-        self._put(Segments(message.ring_slots, frames, columns, *holds))
+        self._put(Segments(message.ring_slots, frames, columns))
 
     def _report(self, message: StreamedSegments, corrupt: list[int]) -> None:
         """Reports corrupt segments to the server, which never decodes frames, so that it stops drawing from them.
@@ -250,21 +253,15 @@ class SamplingClient(LinkClient):
             self._has_reported = True
             _log.warning("segments from the replay server are corrupt: reported to it (logged once, counted)")
         report = CorruptSegments(message.ring_slots[corrupt], message.generations[corrupt])
-        self._outbox.append((self.epoch, report))
+        self._outbox.append((self._epoch, report))
 
     def _on_batches(self, message: IndexBatches) -> None:
-        asked = (0, 0)
-        while self._asked and asked[0] != self.epoch:  # requests of earlier connections have no answer
-            asked = self._asked.popleft()
-        if asked[0] != self.epoch:
-            raise self._connection.broken("sends more than it was given credit for")
-        limit, size = self._capacity_segments * self._spec.slots, message.indices.size
-        is_drawn = size == 0 or (
-            0 <= message.indices.min() <= message.indices.max() < limit
+        limit, batches = self._capacity_segments * self._spec.slots, self._hello.batches_at_once
+        if not (
+            message.indices.size == batches * self._hello.batch_size
+            and 0 <= message.indices.min() <= message.indices.max() < limit
             and message.probabilities.min() >= MIN_PROBABILITY  # False for NaN
             and message.probabilities.max() <= 1 + ROUNDING
-            and message.size_transitions > 0
-        )
-        if size != asked[1] or not is_drawn:
+        ):
             raise self._connection.broken("sends batches that do not fit the replay")
-        self._put(message)
+        self._put(batches_of(message, batches, self._beta))

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import zmq
@@ -52,9 +51,13 @@ class LearnerPeer:
     batches_at_once: int
     batch_size: int
     cursor: int = 0  # insertion id of the newest segment sent to it
-    has_caught_up: bool = False  # whether it has had every live segment since it joined
-    asked: deque[np.ndarray] = field(default_factory=deque)  # int32[K] each, counts of the `IndexBatches` it can take
+    draws_credit: int = 0
     segments_credit: int = 0
+
+    @property
+    def transitions(self) -> int:
+        """Transitions of a draw."""
+        return self.batches_at_once * self.batch_size
 
 
 class SamplingServer(LinkServer[LearnerPeer]):
@@ -99,13 +102,12 @@ class SamplingServer(LinkServer[LearnerPeer]):
         learner = self.learner
         if learner is None or not self._send_segments(learner):
             return
-        learner.has_caught_up = True
-        while learner.asked and self._replay.can_sample(int(learner.asked[0].sum())):
-            sample = self._replay.sample(learner.asked[0], now_seconds)
+        while learner.draws_credit and self._replay.can_sample(learner.transitions):
+            sample = self._replay.sample(learner.batches_at_once, learner.batch_size, now_seconds)
             if not sockets.send(self._socket, index_batches(self._replay, sample), learner.connection_id):
                 self._replay.take_back(sample)
                 return
-            learner.asked.popleft()
+            learner.draws_credit -= 1
 
     @property
     def is_in_arrears(self) -> bool:
@@ -116,9 +118,7 @@ class SamplingServer(LinkServer[LearnerPeer]):
         learner = self.learner
         if learner is None or learner.cursor == self._replay.buffer.inserted_segments:
             return False
-        if not learner.asked:  # with several servers, a learner first asks once it has all segments
-            return not learner.has_caught_up and self._replay.can_sample(1)
-        return self._replay.can_sample(int(learner.asked[0].sum()))
+        return learner.draws_credit > 0 and self._replay.can_sample(learner.transitions)
 
     def _send_segments(self, learner: LearnerPeer) -> bool:
         """Sends the segments the learner lacks. Returns True once all are sent, so that batches may follow."""
@@ -128,20 +128,15 @@ class SamplingServer(LinkServer[LearnerPeer]):
                 return False
             body_bytes = np.array([len(body) for body in run.bodies], np.int32)
             count = max(1, int(np.searchsorted(np.cumsum(body_bytes), BYTES_AT_ONCE, side="right")))
-            cursor = run.cursor - len(run.bodies) + count
-            is_behind = not learner.has_caught_up and cursor < self._replay.buffer.inserted_segments
             message = StreamedSegments(
                 ring_slots=run.ring_slots[:count],
                 generations=run.generations[:count],
                 body_bytes=body_bytes[:count],
                 bodies=b"".join(run.bodies[:count]),
-                total_priority=self._replay.buffer.tree.total,
-                size_transitions=self._replay.buffer.size_transitions,
-                allowed_samples=0 if is_behind else self._replay.allowed_samples,
             )
             if not sockets.send(self._socket, message, learner.connection_id):
                 return False
-            learner.cursor = cursor
+            learner.cursor = run.cursor - len(run.bodies) + count
             learner.segments_credit -= count
         return True
 
@@ -168,10 +163,6 @@ class SamplingServer(LinkServer[LearnerPeer]):
         with_run = hello._replace(run_identity="") if hello.is_new_run else hello  # a proposal is no other run
         if (refusal := super()._refusal(connection_id, with_run)) is not None:
             return refusal
-        if hello.replay_index != (index := self._config.replay.index):
-            expected = f"the learner expects number {hello.replay_index} at this place of its addresses.sampling"
-            reason = f"this replay server has replay.index={index}, {expected}; correct one of them"
-            return Refusal(reason=reason, final=True)
         if hello.batches_at_once * hello.batch_size > (largest := self._config.learner.largest_sample):
             asked = f"{hello.batches_at_once} batches of {hello.batch_size}"
             reason = f"{asked} at once exceed the {largest} transitions in the replay server's config; use the same one"
@@ -185,14 +176,9 @@ class SamplingServer(LinkServer[LearnerPeer]):
     def _on_credit(self, connection_id: bytes, message: Credit, now_seconds: float) -> None:
         assert self.learner is not None
         self.run_steps = max(self.run_steps, message.environment_steps)
-        counts = message.counts
-        if not counts.size and not message.segments:
+        if not message.draws and not message.segments:
             sockets.send(self._socket, message, connection_id)  # serves as the heartbeat to the learner
-        batches, size = self.learner.batches_at_once, self.learner.batch_size
-        if counts.size and not (counts.shape[1] == batches and 0 <= counts.min() <= counts.max() <= size):
-            self.dropped["bad_request"] += 1
-            return
-        self.learner.asked.extend(counts[: LARGEST_CREDIT - len(self.learner.asked)])
+        self.learner.draws_credit = min(self.learner.draws_credit + message.draws, LARGEST_CREDIT)
         self.learner.segments_credit = min(self.learner.segments_credit + message.segments, LARGEST_CREDIT)
 
     def _on_priorities(self, connection_id: bytes, message: PriorityUpdate, now_seconds: float) -> None:
@@ -227,9 +213,6 @@ def index_batches(replay: Replay, sample: Sample) -> IndexBatches:
         indices=sample.indices,
         generations=sample.generations,
         probabilities=sample.probabilities,
-        total_priority=replay.buffer.tree.total,
-        size_transitions=replay.buffer.size_transitions,
-        allowed_samples=replay.allowed_samples,
         replay_id=replay.journal.header.replay_id,
         environment_steps=min(replay.ledger.steps, MAX_ENVIRONMENT_STEPS),
         samples_per_insert=min(replay.samples_per_insert, MAX_SAMPLES_PER_INSERT),

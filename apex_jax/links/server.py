@@ -80,8 +80,12 @@ class LinkServer(Generic[PeerT]):
         if 0 < self._unread_after <= 2 * self._max_peers:
             return  # a peer's heartbeat may be pending in the socket
         for connection_id, peer in list(self._peers.items()):
-            if now_seconds - peer.seen_seconds > PEER_TIMEOUT_SECONDS:
+            if now_seconds - peer.seen_seconds > PEER_TIMEOUT_SECONDS + self._transfer_seconds(peer):
                 self._evict(connection_id)
+
+    def _transfer_seconds(self, peer: PeerT) -> float:
+        """Returns how much longer a peer may be silent, since a large message to it is on its way."""
+        return 0.0
 
     def _evict(self, connection_id: bytes) -> None:
         """Removes a silent peer."""

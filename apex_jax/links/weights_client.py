@@ -16,18 +16,16 @@ from apex_jax.agent.algorithm import Params
 from apex_jax.host.errors import RunError
 from apex_jax.links.client import LinkClient
 from apex_jax.links.connection import Connection, Patience
-from apex_jax.links.placement import NOWHERE
 from apex_jax.run.identity import RunIdentity
 from apex_jax.segment_codec import FLOAT32
 from apex_jax.transport import sockets
 from apex_jax.transport.messages import (
     NO_RETURN,
-    WEIGHTS_PIECE_BYTES,
     Goodbye,
+    WeightsBody,
     WeightsHeartbeat,
     WeightsHello,
     WeightsOffer,
-    WeightsPiece,
     WeightsRequest,
 )
 from apex_jax.transport.params_codec import architecture_of, decode_weights
@@ -36,7 +34,13 @@ from apex_jax.types import PEER_TIMEOUT_SECONDS
 _log = logging.getLogger(__name__)
 
 HEARTBEAT_SECONDS = 2.0  # twice the default: a learner has several hundred clients
-STALLED_SECONDS = 10.0  # without a requested piece, after which the transfer restarts
+SLOWEST_BYTES_PER_SECOND = 0.25e6  # of a line on which neither side takes the other for dead during a transfer
+TRANSFER_SECONDS = 60.0  # beside that
+
+
+def longest_transfer_seconds(body_bytes: int) -> float:
+    """Returns how long the params may be on their way, in which no heartbeat arrives."""
+    return TRANSFER_SECONDS + body_bytes / SLOWEST_BYTES_PER_SECOND
 
 
 class Weights(NamedTuple):
@@ -51,25 +55,11 @@ class Weights(NamedTuple):
     published_seconds: float  # on this process's time.monotonic()
 
 
-class _Transfer:
-    """The pieces of one version, received in order."""
-
-    def __init__(self, first: WeightsPiece) -> None:
-        self.first = first
-        self.body = bytearray(first.body_bytes)
-        self.received = 0  # bytes
-        self.requested = WEIGHTS_PIECE_BYTES  # bytes
-
-    def is_of(self, piece: WeightsPiece) -> bool:
-        first = self.first
-        return (piece.learner_peer_id, piece.version) == (first.learner_peer_id, first.version)
-
-
 class WeightsClient(LinkClient):
     """Provides the newest params on demand, already on the device; acting never blocks on a transfer.
 
-    Requests at most WEIGHTS_PIECES_AT_ONCE pieces ahead, and a new version only when the previous one is complete, so
-    that on a slow line the params are as old as one transfer. Accepts all versions of a restarted learner.
+    Requests a version only when the previous one has arrived, and then the newest, so that on a slow line the params
+    are as old as one transfer. Accepts all versions of a restarted learner.
     """
 
     def __init__(
@@ -80,31 +70,28 @@ class WeightsClient(LinkClient):
         compatibility_key: str,
         away_limit_seconds: float = 0.0,
         run: RunIdentity | None = None,
-        environments: int = 0,
     ):
         """Connects and starts the thread. `like_params`: a tree of the network's leaves.
 
         `compatibility_key`: see `Config.weights_compatibility_key`.
         `away_limit_seconds`: how long the learner may be unreachable before a RunError is raised; 0 = forever.
         `run`: the run of this process, which adopts that of the first offer if it has none yet; None = any.
-        `environments`: number of an actor's environments, 0 = this is no actor.
         """
         patience = Patience(PEER_TIMEOUT_SECONDS, away_limit_seconds, heartbeat=HEARTBEAT_SECONDS)
         super().__init__(Connection("learner", address, run, patience))
         self._like_params = like_params
-        self._hello = WeightsHello(compatibility_key, architecture_of(like_params), environments=environments)
+        self._hello = WeightsHello(compatibility_key, architecture_of(like_params))
         self.best_return = NO_RETURN  # of an evaluator's evaluations; the learner receives it with each heartbeat
-        self.replay_index: int | None = None  # of the server to which this actor should belong; None = no offer yet
         self._body_bytes = sum(FLOAT32.itemsize * leaf.size for leaf in jax.tree.leaves(like_params))
         self._newest: Weights | None = None
         self._last: Weights | None = None  # others than these are requested
         self._error: RunError | None = None
         self._offer = WeightsOffer(0, 0, False)
         self._held = (0, 0)  # learner_peer_id and version received last, usable or not
-        self._transfer: _Transfer | None = None
-        self._asked_seconds: float | None = None  # when a piece was last requested or received; None = no request
+        self._is_requested = False  # a version, which has not arrived
         self._changed = threading.Condition()  # of `_newest` and `_error`
-        self._start(partial(sockets.connect_weights, context, address), "weights client")
+        connect = partial(sockets.connect_weights, context, address, max_message_bytes=self._body_bytes)
+        self._start(connect, "weights client")
 
     @property
     def newest(self) -> Weights | None:
@@ -126,15 +113,16 @@ class WeightsClient(LinkClient):
         return None if newest is last else newest
 
     def turn(self, now_seconds: float) -> None:
-        """Handles the messages received, and requests missing pieces."""
+        """Handles the messages received, and requests the newest version if one is due."""
         self._connection.server_may_end = self._offer.final and self._holds_offered
         self._connection.turn(now_seconds, self._newest_hello, self._heartbeat)
-        for message in self._connection.receive(now_seconds, (WeightsOffer, WeightsPiece)):
+        for message in self._connection.receive(now_seconds, (WeightsOffer, WeightsBody)):
             if isinstance(message, WeightsOffer):
                 self._on_offer(message, now_seconds)
             else:
-                self._on_piece(message, now_seconds)
-        self._ask(now_seconds)
+                self._on_body(message, now_seconds)
+        if not self._is_requested and self._is_due() and self._connection.send(WeightsRequest()):
+            self._expect(True)
 
     def _leave(self, socket: zmq.Socket) -> None:
         self._connection.send(Goodbye())
@@ -145,34 +133,20 @@ class WeightsClient(LinkClient):
             self._changed.notify_all()
 
     def _newest_hello(self) -> WeightsHello:
-        replay_index = NOWHERE if self.replay_index is None else self.replay_index
-        return self._hello._replace(run_identity=self._connection.run.name, replay_index=replay_index)
+        return self._hello._replace(run_identity=self._connection.run.name)
 
     def _heartbeat(self) -> WeightsHeartbeat:
         return WeightsHeartbeat(*self._held, best_return=self.best_return)
 
     def _on_offer(self, offer: WeightsOffer, now_seconds: float) -> None:
-        if self._connection.state != "joined":  # requests on the previous connection will not be answered
-            self._transfer = self._asked_seconds = None
+        if self._connection.state != "joined":  # a request on the previous connection will not be answered
+            self._expect(False)
         self._connection.join(now_seconds, offer.run_identity)
         self._offer = offer
-        self.replay_index = offer.replay_index
 
-    def _ask(self, now_seconds: float) -> None:
-        """Requests the newest version if due, or the missing pieces of a version; restarts a stalled transfer."""
-        if self._asked_seconds is not None and now_seconds - self._asked_seconds > STALLED_SECONDS:
-            self._transfer = self._asked_seconds = None  # the learner may no longer have that version
-        transfer = self._transfer
-        if transfer is None:
-            if self._asked_seconds is None and self._is_due() and self._connection.send(WeightsRequest(0, 0)):
-                self._asked_seconds = now_seconds
-            return
-        ahead = transfer.received + sockets.WEIGHTS_PIECES_AT_ONCE * WEIGHTS_PIECE_BYTES
-        while transfer.requested < min(ahead, len(transfer.body)):
-            if not self._connection.send(WeightsRequest(transfer.first.version, transfer.requested)):
-                return
-            transfer.requested += WEIGHTS_PIECE_BYTES
-            self._asked_seconds = now_seconds
+    def _expect(self, is_requested: bool) -> None:
+        self._is_requested = is_requested
+        self._connection.transfer_seconds = longest_transfer_seconds(self._body_bytes) if is_requested else 0.0
 
     def _is_due(self) -> bool:
         is_newer = self._offer.version > 0 and not self._holds_offered
@@ -182,48 +156,34 @@ class WeightsClient(LinkClient):
     def _holds_offered(self) -> bool:
         return (self._offer.learner_peer_id, self._offer.version) == self._held
 
-    def _on_piece(self, piece: WeightsPiece, now_seconds: float) -> None:
-        if piece.body_bytes != self._body_bytes:
-            raise self._connection.broken(f"sent weights of {piece.body_bytes} bytes, not {self._body_bytes}")
-        if self._transfer is None and piece.offset == 0:
-            # The newest version, which may be newer than the one offered.
-            self._offer = WeightsOffer(piece.learner_peer_id, piece.version, piece.final)
-            if (piece.learner_peer_id, piece.version) == self._held:
-                self._asked_seconds = None
-                return
-            self._transfer = _Transfer(piece)
-        transfer = self._transfer
-        if transfer is None or not transfer.is_of(piece) or piece.offset != transfer.received:
-            return  # requested on an earlier connection, or follows a lost piece; it is requested again
-        end = piece.offset + len(piece.piece)
-        if end > len(transfer.body) or (end < len(transfer.body) and len(piece.piece) != WEIGHTS_PIECE_BYTES):
-            raise self._connection.broken(f"sent a piece of weights from {piece.offset} to {end}")
-        transfer.body[piece.offset : end] = piece.piece
-        transfer.received = end
-        self._asked_seconds = now_seconds
-        if end == len(transfer.body):
-            self._transfer = self._asked_seconds = None
-            self._take(piece, transfer.body, now_seconds)
-
-    def _take(self, last: WeightsPiece, body: bytearray, now_seconds: float) -> None:
-        if zlib.crc32(body) != last.crc:
+    def _on_body(self, message: WeightsBody, now_seconds: float) -> None:
+        if len(message.body) != self._body_bytes:
+            raise self._connection.broken(f"sent weights of {len(message.body)} bytes, not {self._body_bytes}")
+        if not self._is_requested:
+            return  # requested before the learner had forgotten this process
+        self._expect(False)
+        # The newest version, which may be newer than the one offered.
+        self._offer = WeightsOffer(message.learner_peer_id, message.version, message.final)
+        if self._holds_offered:
+            return
+        if zlib.crc32(message.body) != message.crc:
             self._drop("bad_checksum")
             return  # the version is requested again
-        self._held = (last.learner_peer_id, last.version)
+        self._held = (message.learner_peer_id, message.version)
         self._connection.send(self._heartbeat())  # the answer offers a newer version, if there is one
         # 2 ms for 3.3 million parameters, on this thread and without the GIL, so acting continues meanwhile.
-        if not np.isfinite(np.frombuffer(body, FLOAT32)).all():
+        if not np.isfinite(np.frombuffer(message.body, FLOAT32)).all():
             self._drop("not_finite")
             return
-        params: Any = jax.device_put(decode_weights(body, self._like_params))
+        params: Any = jax.device_put(decode_weights(message.body, self._like_params))
         newest = Weights(
             params,
-            last.version,
-            last.learner_peer_id,
-            last.updates,
-            last.environment_steps,
-            last.final,
-            now_seconds - last.age_seconds,
+            message.version,
+            message.learner_peer_id,
+            message.updates,
+            message.environment_steps,
+            message.final,
+            now_seconds - message.age_seconds,
         )
         with self._changed:
             self._newest = newest

@@ -14,20 +14,18 @@ import jax
 import zmq
 
 from apex_jax.agent.algorithm import Params
-from apex_jax.links.placement import NOWHERE, Placement
 from apex_jax.links.server import LinkServer
-from apex_jax.links.weights_client import Weights
+from apex_jax.links.weights_client import Weights, longest_transfer_seconds
 from apex_jax.run.identity import RunIdentity
 from apex_jax.transport import sockets
 from apex_jax.transport.messages import (
     NO_RETURN,
-    WEIGHTS_PIECE_BYTES,
     Goodbye,
     Refusal,
+    WeightsBody,
     WeightsHeartbeat,
     WeightsHello,
     WeightsOffer,
-    WeightsPiece,
     WeightsRequest,
 )
 from apex_jax.transport.monitor import ServerMonitor
@@ -36,7 +34,6 @@ from apex_jax.transport.params_codec import encode_weights
 _log = logging.getLogger(__name__)
 
 MAX_CLIENTS = 4_096
-SETTLED_SECONDS = 30.0  # from the start, in which no actor is moved, since those of an earlier learner join again
 
 
 class Encoded(NamedTuple):
@@ -52,17 +49,16 @@ class Client:
     """The server's record of a client."""
 
     seen_seconds: float
-    environments: int = 0  # of an actor
-    replay_index: int = NOWHERE  # replay server of an actor
     has_newest: bool = False
-    encoded: Encoded | None = None  # the version that the client is fetching, until the client reports that it has it
+    is_waiting: bool = False  # for the version that it has requested
+    sent: Encoded | None = None  # the version that is on its way, until the client reports that it has it
 
 
 class WeightsServer(LinkServer[Client]):
     """Answers requests for params, which are encoded at the first request and shared by all clients.
 
-    Clients receive no unrequested messages except offers of new versions. Each client requests pieces at its own pace,
-    so a slow client does not slow others, and its params are as old as its own transfer.
+    Clients receive no unrequested messages except offers of new versions. Each client requests a version at its own
+    pace, so a slow client does not slow others, and its params are as old as its own transfer.
     """
 
     def __init__(
@@ -74,15 +70,13 @@ class WeightsServer(LinkServer[Client]):
         compatibility_key: str,
         architecture: str,
         run: RunIdentity | None = None,
-        servers: int = 1,
     ):
         """Binds the address (BindError if that fails) and starts the thread.
 
         `compatibility_key`: see `Config.weights_compatibility_key`; `architecture`: of the network, see `params_codec`;
-        `run`: None = no specific run, as in a benchmark; `servers`: replay servers, of which each actor is given one.
+        `run`: None = no specific run, as in a benchmark.
         """
         self.clients: dict[bytes, Client] = {}
-        self.placement = Placement(servers)
         self._monitor = ServerMonitor()
         socket = sockets.serve_weights(context, address, self._monitor)
         super().__init__(("the learner", "this process"), socket, compatibility_key, run, self.clients, MAX_CLIENTS)
@@ -145,7 +139,7 @@ class WeightsServer(LinkServer[Client]):
                 client.has_newest = False
             self._offered = self._newest
             for connection_id, client in self.clients.items():
-                if client.encoded is None:  # otherwise its queue is needed for requested pieces
+                if client.sent is None:  # otherwise it asks for a newer one afterwards
                     self._offer(connection_id)
 
     def _run(self) -> None:
@@ -160,8 +154,7 @@ class WeightsServer(LinkServer[Client]):
 
     def _on_hello(self, connection_id: bytes, message: WeightsHello, now_seconds: float) -> None:
         if connection_id not in self.clients:
-            replay_index = self.placement.add(message.environments, message.replay_index)
-            self.clients[connection_id] = Client(now_seconds, message.environments, replay_index)
+            self.clients[connection_id] = Client(now_seconds)
         self._offer(connection_id)
 
     def _refusal(self, connection_id: bytes, hello: WeightsHello) -> Refusal | None:
@@ -181,20 +174,22 @@ class WeightsServer(LinkServer[Client]):
         self.best_return = max(self.best_return, message.best_return)
         newest, client = self._offered, self.clients[connection_id]
         client.has_newest = newest is not None and held == (self._peer_id, newest.version)
-        if client.encoded is not None and held == (self._peer_id, client.encoded.weights.version):
-            client.encoded = None
+        if client.sent is not None and held == (self._peer_id, client.sent.weights.version):
+            client.sent = None
         self._offer(connection_id)
+        self._send_if_requested(connection_id, now_seconds)
 
     def _on_request(self, connection_id: bytes, message: WeightsRequest, now_seconds: float) -> None:
-        client = self.clients[connection_id]
-        encoded = client.encoded if message.version else self._newest_encoded()
-        is_known = encoded is not None and message.version in (0, encoded.weights.version)
-        start = message.offset
-        if encoded is None or not is_known or start % WEIGHTS_PIECE_BYTES or start >= len(encoded.body):
-            self._offer(connection_id)
+        self.clients[connection_id].is_waiting = True
+        self._send_if_requested(connection_id, now_seconds)
+
+    def _send_if_requested(self, connection_id: bytes, now_seconds: float) -> None:
+        """Sends the newest version to a client that waits for one; its next heartbeat tries again if that fails."""
+        client, encoded = self.clients[connection_id], self._newest_encoded()
+        if not client.is_waiting or encoded is None:
             return
-        client.encoded, weights = encoded, encoded.weights
-        piece = WeightsPiece(
+        weights = encoded.weights
+        message = WeightsBody(
             learner_peer_id=self._peer_id,
             version=weights.version,
             updates=weights.updates,
@@ -202,31 +197,27 @@ class WeightsServer(LinkServer[Client]):
             final=weights.final,
             age_seconds=max(0.0, now_seconds - weights.published_seconds),  # negative if published during this turn
             crc=encoded.crc,
-            body_bytes=len(encoded.body),
-            offset=start,
-            piece=encoded.body[start : start + WEIGHTS_PIECE_BYTES],
+            body=encoded.body,
         )
-        sockets.send(self._socket, piece, connection_id)  # dropped if the queue is full; the client requests it again
+        if sockets.send(self._socket, message, connection_id):
+            client.is_waiting, client.sent = False, encoded
 
     def _on_goodbye(self, connection_id: bytes, message: Goodbye, now_seconds: float) -> None:
         self._evict(connection_id)
 
     def _evict(self, connection_id: bytes) -> None:
-        client = self.clients.pop(connection_id)
-        self.placement.remove(client.environments, client.replay_index)
+        del self.clients[connection_id]
+
+    def _transfer_seconds(self, peer: Client) -> float:
+        return longest_transfer_seconds(len(peer.sent.body)) if peer.sent is not None else 0.0
 
     def _offer(self, connection_id: bytes) -> None:
-        newest, run, client = self._offered, self.run_identity.name, self.clients[connection_id]
+        newest, run = self._offered, self.run_identity.name
         version, final = (newest.version, newest.final) if newest is not None else (0, False)
-        if client.environments:
-            may_balance = time.monotonic() > self._start_seconds + SETTLED_SECONDS
-            client.replay_index = self.placement.place(client.environments, client.replay_index, may_balance)
-        index = 0 if client.replay_index == NOWHERE else client.replay_index
-        offer = WeightsOffer(self._peer_id, version, final, run, index)
-        sockets.send(self._socket, offer, connection_id)
+        sockets.send(self._socket, WeightsOffer(self._peer_id, version, final, run), connection_id)
 
     def _newest_encoded(self) -> Encoded | None:
-        """Returns the newest version as bytes. An older one exists as long as a client fetches it."""
+        """Returns the newest version as bytes."""
         newest, latest = self._newest, self._encoded
         if newest is None or (latest is not None and latest.weights.version == newest.version):
             return latest

@@ -8,11 +8,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from apex_jax.config import Config, server_name
+from apex_jax.config import Config
 from apex_jax.operations.diagnosis import Diagnosis
 from apex_jax.run.metric_files import MetricsFollower
 
-SUMS = ("replay/size_transitions", "ledger/stored", "charts/environment_frames_per_second")  # over the replay servers
 SOUND_SECONDS = 5.0  # of learning before its pace is used to estimate the time left
 
 
@@ -67,8 +66,7 @@ class ProgressReader:
 
     def __init__(self, run_directory: str, config: Config, clock: Callable[[], float] = time.monotonic) -> None:
         """`clock`: monotonic seconds, because the wall clock, whose times the files hold, may be set back."""
-        self._servers = [server_name(i) for i in range(config.replay.servers)]
-        names = ["learner", *self._servers, *(f"actor-{i}" for i in range(config.actor.processes)), "evaluator"]
+        names = ["learner", "replay", *(f"actor-{i}" for i in range(config.actor.processes)), "evaluator"]
         paths = {name: Path(run_directory, "metrics", f"{name}.jsonl") for name in names}
         self._roles = {name: _Role(MetricsFollower(path)) for name, path in paths.items()}
         self._config = config
@@ -131,8 +129,6 @@ class ProgressReader:
         for tag, value in line.items():
             if value is not None:
                 role.newest[tag] = self._values[tag] = value
-        for tag in self._values.keys() & SUMS:
-            self._values[tag] = sum(self._roles[name].newest.get(tag, 0.0) for name in self._servers)
 
     def _warnings(self, frames: int, ends: bool) -> tuple[str, ...]:
         now = self._clock()
@@ -155,7 +151,7 @@ class ProgressReader:
     def _frames(self) -> int:
         """Returns the larger of the learner's and the replay server's counts of frames: the learner receives its count
         with batches, so it is out of date without them."""
-        lines = (self._roles[name].last for name in ("learner", *self._servers))
+        lines = (self._roles[name].last for name in ("learner", "replay"))
         return max((line["step"] for line in lines if line), default=0) or self._past_frames
 
     def _learner_seconds(self) -> float:
@@ -180,7 +176,7 @@ class ProgressReader:
         """Returns the phase of a run that has not reached a limit: the step that it waits for."""
         if self._learning:
             return "learning"
-        if not all(self._roles[name].last for name in self._servers):
+        if not self._roles["replay"].last:
             return "starting the replay server"
         if not self._roles["learner"].last:
             return "starting the learner"

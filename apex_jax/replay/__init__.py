@@ -2,13 +2,13 @@
 
 No socket and no clock.
 
-    sum_tree        draws in proportion to a value
-    replay          the modules below as one object
-    buffer          ring of encoded segments, prioritized draws, priority updates
-    fractions       batches over several replay servers, and importance weights
-    rate_limiter    keeps the ratio of transitions drawn to transitions stored
-    ledger          the outcome of every transition
-    journal         records every event, and restores the replay from these records
-    experience_log  the journal's log of events, in append-only files
-    snapshots       the journal's snapshots of priorities and counters, and the head of each of its files
+    sum_tree            draws in proportion to a value
+    replay              the modules below as one object
+    buffer              ring of encoded segments, prioritized draws, priority updates
+    importance_weights  of the draws
+    rate_limiter        keeps the ratio of transitions drawn to transitions stored
+    ledger              the outcome of every transition
+    journal             records every event, and restores the replay from these records
+    experience_log      the journal's log of events, in append-only files
+    snapshots           the journal's snapshots of priorities and counters, and the head of each of its files
 """

@@ -7,10 +7,9 @@ from typing import Any, NamedTuple
 
 import numba
 import numpy as np
-from numpy.typing import ArrayLike
 
 from apex_jax.host.compiled import FLOATS_READ, INTEGERS_READ, compiled
-from apex_jax.replay.fractions import MIN_PROBABILITY
+from apex_jax.replay.importance_weights import MIN_PROBABILITY
 from apex_jax.replay.sum_tree import SumTree
 from apex_jax.types import Columns, SegmentSpec
 
@@ -135,21 +134,16 @@ class ReplayBuffer:
         self.max_priority = max(self.max_priority, largest)
         return ring_slot
 
-    def sample(self, counts: ArrayLike, now_seconds: float) -> Sample:
-        """Draws counts[k] transitions for each of K batches, P(i) = p_i^alpha / sum_j p_j^alpha, in counts[k] strata.
+    def sample(self, batches: int, size: int, now_seconds: float) -> Sample:
+        """Draws `batches` of `size` transitions, P(i) = p_i^alpha / sum_j p_j^alpha, each batch in `size` strata.
 
-        `counts`: int[K], which may be 0. Raises ValueError if there is something to draw and no transition is stored.
+        Raises ValueError if no transition is stored.
         """
-        counts = np.asarray(counts)
-        strata = np.repeat(counts, counts)  # of its batch, for each draw
-        if not strata.size:
-            nothing = np.zeros(0, np.int32)
-            return Sample(nothing, nothing.astype(np.uint32), np.zeros(0), 0.0)
         if self.size_transitions == 0:
             raise ValueError("no transition is stored: there is nothing to draw, wait for min_size_to_sample")
         total = self.tree.total
-        stratum = np.arange(strata.size) - np.repeat(np.cumsum(counts) - counts, counts)
-        leaves = self.tree.find((stratum + self._rng.random(strata.size)) * (total / strata))
+        stratum = np.tile(np.arange(size), batches)
+        leaves = self.tree.find((stratum + self._rng.random(stratum.size)) * (total / size))
         ring_slots = leaves // self._frame_slots
         return Sample(
             indices=leaves.astype(np.int32),

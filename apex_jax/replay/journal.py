@@ -20,7 +20,7 @@ from pathlib import Path
 
 import numpy as np
 
-from apex_jax.config import Config, server_name
+from apex_jax.config import Config
 from apex_jax.replay import experience_log, snapshots
 from apex_jax.replay.buffer import ReplayBuffer
 from apex_jax.replay.experience_log import SEGMENT, ExperienceLog, LogFile, Record, sync
@@ -42,12 +42,11 @@ COUNTS = struct.Struct("<5q")  # `ActorCounts`, in a report
 def check_journal(config: Config, spec: SegmentSpec) -> None:
     """Raises the RunError with which a start would refuse the replay of a run, or its identity; writes nothing."""
     run = RunIdentity(config.directory).name
-    for index in range(config.replay.servers if config.replay.journal else 0):
-        header = FileHeader(config.compatibility_key, spec, run)
-        for path in sorted(Path(config.directory, server_name(index)).glob("s*")):
-            for name, magic in ((snapshots.NAME, snapshots.MAGIC), (experience_log.NAME, experience_log.MAGIC)):
-                if name.fullmatch(path.name):
-                    check_head(path, magic, header)
+    header = FileHeader(config.compatibility_key, spec, run)
+    for path in sorted(Path(config.directory, "replay").glob("s*")) if config.replay.journal else ():
+        for name, magic in ((snapshots.NAME, snapshots.MAGIC), (experience_log.NAME, experience_log.MAGIC)):
+            if name.fullmatch(path.name):
+                check_head(path, magic, header)
 
 
 class SnapshotWriter(threading.Thread):
@@ -79,7 +78,7 @@ class Journal:
     def __init__(self, config: Config, spec: SegmentSpec, capacity_segments: int, run: str = "") -> None:
         """Opens or creates the journal of the run `run` (empty = not known yet). Raises JournalError."""
         self._is_on_disk = config.replay.journal
-        self.directory = Path(config.directory, server_name(config.replay.index))
+        self.directory = Path(config.directory, "replay")
         self.header = FileHeader(config.compatibility_key, spec, run)  # has the id of the replay and the run
         self._config = config
         self._spec = spec

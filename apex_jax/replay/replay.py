@@ -9,7 +9,6 @@ import math
 from collections.abc import Mapping
 
 import numpy as np
-from numpy.typing import ArrayLike
 
 from apex_jax.config import Config
 from apex_jax.host.errors import UsageError
@@ -17,7 +16,7 @@ from apex_jax.replay.buffer import PriorityResult, ReplayBuffer, Sample
 from apex_jax.replay.journal import Journal
 from apex_jax.replay.ledger import Ledger
 from apex_jax.replay.rate_limiter import RateLimiter, least_error_buffer
-from apex_jax.types import MAX_ALLOWED_SAMPLES, Columns, SegmentRecord, SegmentSpec
+from apex_jax.types import Columns, SegmentRecord, SegmentSpec
 
 
 class Replay:
@@ -36,7 +35,7 @@ class Replay:
         settings = config.replay
         self.buffer = ReplayBuffer(
             spec,
-            settings.capacity_of_server,
+            settings.capacity_transitions,
             settings.priority_exponent,
             rng,
             from_actors=settings.initial_priority == "actor",
@@ -67,25 +66,18 @@ class Replay:
     # Sampling
 
     def can_sample(self, transitions: int) -> bool:
-        """Returns whether the rate limiter allows a sample of this many transitions; it always allows none."""
+        """Returns whether the rate limiter allows a sample of this many transitions."""
         return transitions <= self.limiter.allowed_samples(self.buffer.size_transitions, self.buffer.is_full)
 
-    def sample(self, counts: ArrayLike, now_seconds: float) -> Sample:
-        """Draws counts[k] transitions for each of K batches, see `ReplayBuffer.sample`; the limiter counts them."""
-        sample = self.buffer.sample(counts, now_seconds)
+    def sample(self, batches: int, size: int, now_seconds: float) -> Sample:
+        """Draws `batches` of `size` transitions, see `ReplayBuffer.sample`; the limiter counts them."""
+        sample = self.buffer.sample(batches, size, now_seconds)
         self.limiter.sample(sample.indices.size)
         return sample
 
     def take_back(self, sample: Sample) -> None:
         """Uncounts a sample that did not reach the learner."""
         self.limiter.sampled -= sample.indices.size
-
-    @property
-    def allowed_samples(self) -> int:
-        """How many transitions the rate limiter allows to be drawn now, at most MAX_ALLOWED_SAMPLES."""
-        return int(
-            min(MAX_ALLOWED_SAMPLES, self.limiter.allowed_samples(self.buffer.size_transitions, self.buffer.is_full))
-        )
 
     def update_priorities(self, indices: np.ndarray, generations: np.ndarray, priorities: np.ndarray) -> PriorityResult:
         """Sets new priorities of drawn transitions, see `ReplayBuffer.update_priorities`."""
@@ -124,21 +116,19 @@ class Replay:
 def make_limiter(config: Config, spec: SegmentSpec) -> RateLimiter:
     """Returns the run's rate limiter; raises UsageError if actors and learner would wait for each other."""
     replay, insert, draw = config.replay, spec.max_transitions, config.learner.largest_sample
-    min_size = -(-replay.min_size_to_sample // replay.servers)  # of this server
-    unit_samples = min_size * replay.samples_per_insert  # the samples of replay.error_buffer=1
+    unit_samples = replay.min_size_to_sample * replay.samples_per_insert  # the samples of replay.error_buffer=1
     least = least_error_buffer(replay.samples_per_insert, insert, draw)
     if unit_samples and replay.error_buffer * unit_samples < least:
-        several = f", replay.servers={replay.servers}" if replay.servers > 1 else ""
         least_fraction = math.ceil(1e3 * least / unit_samples) / 1e3
         raise UsageError(
             f"replay.error_buffer={replay.error_buffer:g}: must be at least {least_fraction:g}, or actors and learner"
             f" would wait for each other for ever: {insert} transitions are stored and {draw} drawn at a time, with"
-            f" replay.min_size_to_sample={replay.min_size_to_sample}{several} and"
+            f" replay.min_size_to_sample={replay.min_size_to_sample} and"
             f" replay.samples_per_insert={replay.samples_per_insert:g}; raise it, or lower learner.updates_per_call or"
             " learner.batch_size"
         )
     return RateLimiter(
-        min_size_to_sample=min_size,
+        min_size_to_sample=replay.min_size_to_sample,
         samples_per_insert=replay.samples_per_insert,
         error_buffer=replay.error_buffer * unit_samples,
     )

@@ -20,7 +20,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from apex_jax.config import AddressConfig, Config, server_name
+from apex_jax.config import AddressConfig, Config
 from apex_jax.config.load import (
     CONFIG_NAME,
     EXPORTED_CONFIG_NAME,
@@ -58,7 +58,7 @@ def check_resumable(config: Config, run_directory: str = "", fix: str = "") -> N
     directory = run_directory or config.directory
     folder, saved = Path(directory), ("checkpoints/[!.]*", "params-*", EXPORTED_CONFIG_NAME)  # of a run, best, export
     has_checkpoint = any(any(folder.glob(pattern)) for pattern in saved)
-    if not has_checkpoint and not any(folder.glob(f"{server_name(config.replay.index)}/segments-*")):
+    if not has_checkpoint and not any(folder.glob("replay/segments-*")):
         return
     if (before := _written(directory)) is None:
         return

@@ -30,12 +30,10 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import IO, Any, NamedTuple, TypeAlias
 
-from apex_jax.config import server_name
 from apex_jax.host.disk import open_regular, read_regular, set_damaged_aside, synchronize, write_durably
 from apex_jax.host.errors import RunError, first_line, short_repr
 from apex_jax.run.checkpoint_files import is_sound, sound_steps
 from apex_jax.run.identity import RunIdentity, is_identity
-from apex_jax.types import MAX_SERVERS
 
 FORMAT = 3
 BLOCK_BYTES = 2**24  # read from a file at once
@@ -45,7 +43,7 @@ ATTEMPTS = 3  # of a push or pull, if other processes change files or manifest m
 TIMEOUTS = {"connect_timeout": 5, "read_timeout": 20, "retries": {"max_attempts": 2}}  # of boto
 
 Section: TypeAlias = str  # "learner", or the name of a replay server, which is also that of its folder in the run
-SERVERS = tuple(map(server_name, range(MAX_SERVERS)))
+SERVERS = ("replay",)
 SECTIONS: tuple[Section, ...] = ("learner", *SERVERS)
 FOLDERS = {"checkpoints", "metrics", "tensorboard", "logs", "replay", "best"}  # and the folder with the section's name
 COPIED = {  # patterns of paths; files with other names, such as keys and locks, are not copied

@@ -10,7 +10,6 @@ import socket
 import stat
 from typing import Any, NamedTuple
 
-from apex_jax.config import Config
 from apex_jax.host.errors import RunError, UsageError, short_repr
 
 
@@ -32,20 +31,6 @@ def split(address: str) -> Address:
     if scheme != "tcp" or not host or not re.fullmatch("[0-9]{1,5}", port) or not 1 <= int(port) <= 65535:
         raise UsageError(f"{short_repr(address)}: give tcp://HOST:PORT or ipc://PATH, such as tcp://127.0.0.1:8080")
     return Address(host, int(port), "")
-
-
-def addresses_of_servers(config: Config, link: str) -> tuple[str, ...]:
-    """Returns where each replay server is joined on `link`, experience or sampling.
-
-    Raises UsageError unless there is an address for each.
-    """
-    addresses, servers = config.addresses.of_link(link), config.replay.servers
-    if len(addresses) != servers:
-        what = (
-            f"addresses.{link}={short_repr(list(addresses))}: must have one entry for each of replay.servers={servers}"
-        )
-        raise UsageError(f"{what}, such as [tcp://A:5550,tcp://B:5550]")
-    return addresses
 
 
 def is_loopback(address: str) -> bool:

@@ -13,14 +13,11 @@ import numpy as np
 
 from apex_jax.config.keys import MAX_COMPATIBILITY_KEY_BYTES
 from apex_jax.types import (
-    MAX_ALLOWED_SAMPLES,
     MAX_COUNT,
     MAX_ENVIRONMENT_STEPS,
     MAX_SAMPLES_PER_INSERT,
     MAX_SEGMENT_BYTES,
-    MAX_SERVERS,
     MAX_STREAMED_SEGMENTS,
-    MAX_TOTAL_PRIORITY,
     MAX_WEIGHTS_BYTES,
     Array,
     Buffer,
@@ -135,7 +132,6 @@ class LearnerHello(NamedTuple):
     batch_size: Annotated[int, Integer(1, 65536)]  # B
     run_identity: RunIdentity = ""
     is_new_run: Annotated[bool, Flag()] = False  # the identity is a proposal; the server's run identity, if any, wins
-    replay_index: Annotated[int, Integer(0, MAX_SERVERS - 1)] = 0  # that the server must have, see `replay.index`
 
 
 class LearnerWelcome(NamedTuple):
@@ -145,15 +141,11 @@ class LearnerWelcome(NamedTuple):
     run_identity: RunIdentity = ""
 
 
-NO_COUNTS = np.zeros((0, 1), np.int32)
-NO_COUNTS.flags.writeable = False
-
-
 class Credit(NamedTuple):
     """Additional messages that the learner can take. Without any, a heartbeat, which the server echoes."""
 
-    segments: Annotated[int, Integer(0, 2**20)]
-    counts: Annotated[np.ndarray, Array("int32", "GK", 2**13)] = NO_COUNTS  # of each of G `IndexBatches`, see there
+    segments: Annotated[int, Integer(0, 2**20)] = 0
+    draws: Annotated[int, Integer(0, 2**13)] = 0  # `IndexBatches`
     environment_steps: Annotated[int, Integer(0, MAX_ENVIRONMENT_STEPS)] = 0  # of the whole run so far
 
 
@@ -164,23 +156,17 @@ class StreamedSegments(NamedTuple):
     generations: Annotated[np.ndarray, Array("uint32", "N", MAX_STREAMED_SEGMENTS)]
     body_bytes: Annotated[np.ndarray, Array("int32", "N", MAX_STREAMED_SEGMENTS)]  # length of each body
     bodies: Annotated[bytes, Buffer(MAX_SEGMENT_BYTES)]  # all bodies, concatenated
-    total_priority: Annotated[float, Real(0, MAX_TOTAL_PRIORITY)]  # sum of priority^alpha over the replay buffer now
-    size_transitions: Annotated[int, Integer(0)]
-    allowed_samples: Annotated[int, Integer(0, MAX_ALLOWED_SAMPLES)]  # transitions that could be drawn now
 
 
 class IndexBatches(NamedTuple):
-    """The answer to one row of `Credit.counts`: its fraction of K batches, drawn from one state of the replay buffer.
+    """K batches of B transitions, one after another, drawn from one state of the replay buffer: one of `Credit.draws`.
 
-    The transitions of the first batch come first. The statistics are those of the same moment.
+    The statistics are those of the same moment.
     """
 
     indices: Annotated[np.ndarray, Array("int32", "N")]  # ring slot x L + frame slot
     generations: Annotated[np.ndarray, Array("uint32", "N")]  # of the segments; returned with priorities
-    probabilities: Annotated[np.ndarray, Array("float64", "N")]  # P(i) of a draw from this replay buffer alone
-    total_priority: Annotated[float, Real(0, MAX_TOTAL_PRIORITY)]  # as in `StreamedSegments`
-    size_transitions: Annotated[int, Integer(0)]
-    allowed_samples: Annotated[int, Integer(0, MAX_ALLOWED_SAMPLES)]  # after this one
+    probabilities: Annotated[np.ndarray, Array("float64", "N")]  # P(i)
     replay_id: Annotated[str, Text(16)]  # of the replay buffer; survives a restart that restores it
     environment_steps: Annotated[int, Integer(0, MAX_ENVIRONMENT_STEPS)]  # received by this replay buffer
     samples_per_insert: Annotated[float, Real(0, MAX_SAMPLES_PER_INSERT)]
@@ -204,7 +190,6 @@ class CorruptSegments(NamedTuple):
 
 # Weights link: actors, evaluator <-> learner ---------------------------------------------------------------------
 
-WEIGHTS_PIECE_BYTES = 2**18  # 0.3 s at 1 MB/s; heartbeats pass between two pieces
 NO_RETURN = -1e300  # of an evaluator before its first evaluation
 
 
@@ -214,8 +199,6 @@ class WeightsHello(NamedTuple):
     compatibility_key: Annotated[str, Text(MAX_COMPATIBILITY_KEY_BYTES)]  # see `Config.weights_compatibility_key`
     architecture: Annotated[str, Text(128)]  # digest of the names and shapes of the network's leaves
     run_identity: RunIdentity = ""
-    environments: Annotated[int, Integer(0, 4096)] = 0  # of an actor; 0 = no actor
-    replay_index: Annotated[int, Integer(0, MAX_SERVERS)] = MAX_SERVERS  # of this actor; MAX_SERVERS = none yet
 
 
 class WeightsHeartbeat(NamedTuple):
@@ -233,18 +216,14 @@ class WeightsOffer(NamedTuple):
     version: Annotated[int, Integer(0)]  # increases over the whole run, across restarts of the learner; 0 = none yet
     final: Annotated[bool, Flag()]  # the run is over: there will be no newer weights
     run_identity: RunIdentity = ""
-    replay_index: Annotated[int, Integer(0, MAX_SERVERS - 1)] = 0  # to which an actor should belong
 
 
 class WeightsRequest(NamedTuple):
-    """Requests the piece of a version at `offset`; answered with `WeightsPiece`, or `WeightsOffer` if there is none."""
-
-    version: Annotated[int, Integer(0)]  # 0 = the newest
-    offset: Annotated[int, Integer(0, MAX_WEIGHTS_BYTES)]  # a multiple of WEIGHTS_PIECE_BYTES
+    """Requests the newest version; answered with `WeightsBody`, once there is one."""
 
 
-class WeightsPiece(NamedTuple):
-    """A piece of the online network's params: WEIGHTS_PIECE_BYTES, or fewer if it is the last."""
+class WeightsBody(NamedTuple):
+    """The online network's params."""
 
     learner_peer_id: PeerId
     version: Annotated[int, Integer(1)]
@@ -252,7 +231,5 @@ class WeightsPiece(NamedTuple):
     environment_steps: Annotated[int, Integer(0, MAX_ENVIRONMENT_STEPS)]
     final: Annotated[bool, Flag()]
     age_seconds: Annotated[float, Real(0, 1e9)]  # since the version was published
-    crc: Annotated[int, Integer(0, 2**32 - 1)]  # zlib.crc32 of the whole body
-    body_bytes: Annotated[int, Integer(1, MAX_WEIGHTS_BYTES)]  # of the whole body: float32 leaves in tree order
-    offset: Annotated[int, Integer(0, MAX_WEIGHTS_BYTES)]
-    piece: Annotated[bytes, Buffer(WEIGHTS_PIECE_BYTES)]
+    crc: Annotated[int, Integer(0, 2**32 - 1)]  # zlib.crc32 of the body
+    body: Annotated[bytes, Buffer(MAX_WEIGHTS_BYTES)]  # float32 leaves in tree order

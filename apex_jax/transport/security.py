@@ -139,16 +139,13 @@ def security_of(config: Config, role: str) -> Security:
     Raises UsageError for keys that are missing, malformed or readable by others, and for an address reachable from
     other machines if there are no keys.
     """
-    addresses = {
-        link: [address for address in config.addresses.of_link(link) if address.startswith("tcp://")]
-        for link in links_of(role)
-    }
-    tcp_links = [link for link, served in addresses.items() if served]
+    addresses = {link: getattr(config.addresses, link) for link in links_of(role)}
+    tcp_links = [link for link, address in addresses.items() if address.startswith("tcp://")]
     directory = config.security.keys
     if not tcp_links:
         return Security(role)
     if not keys.are_given(directory):
-        exposed = [(link, address) for link in tcp_links for address in addresses[link] if not is_loopback(address)]
+        exposed = [(link, addresses[link]) for link in tcp_links if not is_loopback(addresses[link])]
         for link, address in exposed:
             check_exposure(address, config.security.insecure, f"addresses.{link}=")
         if exposed:

@@ -2,7 +2,7 @@
 
 experience  actors (DEALER) <-> replay server (ROUTER): segments and statistics up, acknowledgements down
 sampling    learner (DEALER) <-> replay server (ROUTER): credit, priorities up; segments, index batches down, in order
-weights     actors and evaluator (DEALER) <-> learner (ROUTER): requests up; parameters, in pieces, down
+weights     actors and evaluator (DEALER) <-> learner (ROUTER): requests up; parameters down
 
 No socket is shared between threads. `send` and `receive` never block. The socket's context determines whether a tcp
 link is encrypted, see `apex_jax.transport.security`; an optional monitor counts and logs refused connections.
@@ -26,23 +26,22 @@ import zmq
 from apex_jax.host.errors import RunError, UsageError
 from apex_jax.transport import wire
 from apex_jax.transport.addresses import check_path_is_free
-from apex_jax.transport.messages import WEIGHTS_PIECE_BYTES
 from apex_jax.transport.monitor import ClientMonitor, Monitor, ServerMonitor
 from apex_jax.transport.security import secure
-from apex_jax.types import MAX_SEGMENT_BYTES
+from apex_jax.types import MAX_SEGMENT_BYTES, MAX_WEIGHTS_BYTES
 
 MESSAGES_AT_ONCE = 256  # maximum per turn, before other links are read and replies are sent
 READING_TURN_SECONDS = 0.02  # time limit of a reading turn; the costs of messages differ by a factor of thousands
 LOST_PEER_MILLISECONDS = 10_000  # after which the connection to a host that acknowledges no packet is closed
 LONGEST_RECONNECT_MILLISECONDS = 1_000  # between two attempts to reach a server
 HANDSHAKE_MILLISECONDS = 10_000  # timeout, after which an incomplete connection is closed
-WEIGHTS_PIECES_AT_ONCE = 4  # requested ahead by a weights client: 1 MiB, so 10 MB/s at 100 ms
 SMALL_MESSAGE_BYTES = wire.MAX_HEADER_BYTES  # headers, acknowledgements, ladder indices, requests
 ENCRYPTION_BYTES = 64  # CURVE adds 33 bytes to a frame
 # Receive queue of a server, per connection: more than an actor's default credit, because ZMQ stops reading a connection
 # whose queue is full; less than ZMQ's default of 1,000, which unknown clients could fill.
 UNREAD_MESSAGES = 128
 UNREAD_REPLIES = 128  # send queue per actor; a welcome has up to 16 KiB, and a peer may never read
+UNREAD_OFFERS = 16  # send queue per client of weights, who requests one version at a time
 
 
 class BindError(RunError):
@@ -82,14 +81,15 @@ def connect_sampling(
 def serve_weights(context: zmq.Context, address: str, monitor: ServerMonitor | None = None) -> zmq.Socket:
     """Binds the learner's end of the weights link."""
     socket = _router(context)
-    # Larger than the pieces in flight: ZMQ counts read messages late and in batches, and offers take room, too.
-    socket.set(zmq.SNDHWM, 4 * WEIGHTS_PIECES_AT_ONCE)
+    socket.set(zmq.SNDHWM, UNREAD_OFFERS)
     return _open(socket, address, "weights", monitor, SMALL_MESSAGE_BYTES, is_server=True)
 
 
-def connect_weights(context: zmq.Context, address: str, monitor: ClientMonitor | None = None) -> zmq.Socket:
-    """Connects a weights client to the learner."""
-    return _open(_dealer(context), address, "weights", monitor, WEIGHTS_PIECE_BYTES, is_server=False)
+def connect_weights(
+    context: zmq.Context, address: str, monitor: ClientMonitor | None = None, max_message_bytes: int = MAX_WEIGHTS_BYTES
+) -> zmq.Socket:
+    """Connects a weights client to the learner. `max_message_bytes`: size of the params."""
+    return _open(_dealer(context), address, "weights", monitor, max_message_bytes, is_server=False)
 
 
 def send(socket: zmq.Socket, message: Any, connection_id: bytes | None = None) -> bool:
@@ -268,11 +268,6 @@ class LocalLinks:
             f"ipc://{os.path.join(self._directory.name, link)}"
             for link in ("experience", "sampling", "weights", "status")
         )
-
-    def of_servers(self, link: str, servers: int) -> tuple[str, ...]:
-        """Returns the addresses of a link, experience or sampling, of several replay servers."""
-        first: str = getattr(self, link)
-        return (first, *(f"{first}-{number}" for number in range(1, servers)))
 
     def close(self) -> None:
         """Removes the directory."""

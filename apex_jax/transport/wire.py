@@ -24,7 +24,7 @@ from apex_jax.transport import messages
 from apex_jax.types import Array, Buffer, Flag, Integer, Real, SegmentRecord, Text
 
 MAGIC = "apex"
-PROTOCOL_VERSION = 12
+PROTOCOL_VERSION = 13
 MAX_HEADER_BYTES = 2**16
 
 Message: TypeAlias = (
@@ -49,7 +49,7 @@ Message: TypeAlias = (
     | messages.WeightsHeartbeat
     | messages.WeightsOffer
     | messages.WeightsRequest
-    | messages.WeightsPiece
+    | messages.WeightsBody
 )
 MESSAGES: tuple[type[Message], ...] = get_args(Message)
 """Every kind of message; its index is its number in the protocol. A change requires a new PROTOCOL_VERSION."""

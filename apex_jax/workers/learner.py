@@ -8,7 +8,7 @@ import os
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -17,22 +17,20 @@ import jax.numpy as jnp
 import numpy as np
 
 from apex_jax.agent.algorithm import Algorithm, State, UpdateOutput, copy_params
-from apex_jax.agent.devices import DeviceStores, replicated
+from apex_jax.agent.frame_store import FrameStore, create_store, insert_segments
 from apex_jax.agent.registry import make_algorithm, resolved
 from apex_jax.agent.space_to_depth import frame_block_size
-from apex_jax.config import Config, server_name
-from apex_jax.device import accelerator_name, device_memory_bytes, learner_devices
+from apex_jax.config import Config
+from apex_jax.device import accelerator_name, device_memory_bytes
 from apex_jax.environments.environment import environment_spec_of
 from apex_jax.host.errors import DivergenceError, FatalError, RunError
-from apex_jax.links.replay_servers import Batches, Merged, ReplayServers
-from apex_jax.links.sampling_client import Segments
+from apex_jax.links.sampling_client import Batches, Received, SamplingClient, Segments
 from apex_jax.links.weights_server import WeightsServer
 from apex_jax.operations.stopping import STOPPING, acknowledge
 from apex_jax.process import ROLE_NUMBERS, SUPERVISED, StopSignal, digest_of_peer_id, new_peer_id, process_rng
 from apex_jax.run.checkpoint import Checkpointer, Progress
 from apex_jax.run.environment_spec import record_environment_spec
 from apex_jax.run.provenance import check_resumable, record_acceptance, record_config, record_start
-from apex_jax.transport.messages import IndexBatches
 from apex_jax.transport.params_codec import architecture_of
 from apex_jax.types import SegmentSpec
 from apex_jax.workers.learner_links import CALLS_IN_FLIGHT, join_replay, serve_weights
@@ -60,15 +58,15 @@ class Learner:
     peer_id: int  # of this process
     algorithm: Algorithm
     state: State
-    stores: DeviceStores
-    replay: ReplayServers
+    store: FrameStore
+    replay: SamplingClient
     weights: WeightsServer
     saver: Saver
     counters: RunCounters
     is_accepted: bool = False  # a replay server has welcomed this learner
     segments: int = 0  # received by this process
     metrics: LearnerMetrics = field(default_factory=LearnerMetrics)
-    in_flight: deque[tuple[Merged, UpdateOutput]] = field(default_factory=deque)  # calls that the device may be running
+    in_flight: deque[tuple[Received, UpdateOutput]] = field(default_factory=deque)  # the device may run these calls
     unwritten: deque[Callable[[], None]] = field(default_factory=deque)  # each writes a record of the run
     is_finished: bool = False  # the run is over, and its last checkpoint is saved
     record_failure: str = ""  # why the first of these could not be written; empty if it was not tried
@@ -99,32 +97,29 @@ class Learner:
         """Returns the text of a limit that the run has reached, or None."""
         return self.counters.limit_reached(self.weights.best_return)
 
-    def _draw(self) -> Merged | None:
-        """Returns the next segments or batches of the replay servers. Waits for them only if no call is in flight."""
+    def _draw(self) -> Received | None:
+        """Returns the next segments or batches of the replay server. Waits for them only if no call is in flight."""
         started, is_idle = time.monotonic(), not self.in_flight
         item = self.replay.next(timeout_seconds=0.1 if is_idle else 0.0)
         if is_idle:
             self.metrics.waited_seconds += time.monotonic() - started
         return item
 
-    def _insert(self, item: Merged, segments: Segments) -> None:
+    def _insert(self, item: Received, segments: Segments) -> None:
         self.segments += len(segments.ring_slots)
-        self.stores.insert(segments.ring_slots, segments.frames, segments.columns)
+        self.store = insert_segments(self.store, segments.ring_slots, segments.frames, segments.columns)
         self.replay.consumed(item)
 
-    def _update(self, item: Merged, batches: Batches) -> None:
+    def _update(self, item: Received, batches: Batches) -> None:
         """Dispatches an update call to the device."""
         share = self.counters.learning_rate_share()
-        store = self.stores.whole
-        self.state, output = self.algorithm.update(self.state, store, batches.indices, batches.weights, share)
+        self.state, output = self.algorithm.update(self.state, self.store, batches.indices, batches.weights, share)
         for leaf in jax.tree.leaves(output):
             leaf.copy_to_host_async()
         self.in_flight.append((item, output))
         self.counters.updates += len(batches.indices)
-        for part in item.parts:
-            assert isinstance(part.item.content, IndexBatches)
-            self.counters.count_steps(part.item.content.replay_id, part.item.content.environment_steps)
-        self.replay.count_steps(self.counters.environment_steps)
+        self.counters.count_steps(batches.drawn.replay_id, batches.drawn.environment_steps)
+        self.replay.environment_steps = self.counters.environment_steps
 
     def send_priorities(self) -> None:
         """Waits for the oldest call in flight and sends its priorities."""
@@ -150,7 +145,6 @@ class Learner:
             self.publish()
             self.next_publish = now + config.learner.publish_interval_seconds
         if now >= self.next_metrics:
-            self.weights.placement.closed = self.replay.gone(now)
             self.write_metrics()
             self._write_records()
             self.next_metrics = now + config.metrics_interval_seconds
@@ -185,8 +179,7 @@ class Learner:
         config, is_new = self.role.config, not self.saver.checkpointer.saved_updates
         if SUPERVISED not in os.environ:
             self.unwritten.append(partial(record_start, config))
-        accelerator = accelerator_name(learner_devices(config))
-        self.unwritten.append(partial(record_acceptance, config, is_new, accelerator))
+        self.unwritten.append(partial(record_acceptance, config, is_new, accelerator_name()))
         self._write_records()
 
     def _write_records(self) -> None:
@@ -232,7 +225,6 @@ class Learner:
         """Returns the learner's status without its metrics. Callable from any thread."""
         errors = self.record_failure, str(self.saver.checkpointer.error or "")
         updates, age = self.saver.checkpointer.saved_updates, self.saver.age_seconds(time.monotonic())
-        peers = {server_name(number): state for number, state in enumerate(self.replay.peer_states)}
         return {
             "peer_id": digest_of_peer_id(self.peer_id),
             "updates": self.counters.updates,
@@ -241,7 +233,7 @@ class Learner:
             "checkpoint": {"updates": updates, "age_seconds": age} if updates else None,
             "errors": [error for error in errors if error],
             "finished": self.is_finished,
-            "peers": {**peers, "weights_clients": len(self.weights.clients)},
+            "peers": {"replay": self.replay.peer_state, "weights_clients": len(self.weights.clients)},
         }
 
     def counts(self) -> dict[str, int]:
@@ -257,24 +249,24 @@ def open_learner(
     role: RoleContext,
     spec: SegmentSpec,
     serve_weights: Callable[[RoleContext, int, int, str], WeightsServer] = serve_weights,
-    join_replay: Callable[[RoleContext, SegmentSpec, int, int, int], ReplayServers] = join_replay,
+    join_replay: Callable[[RoleContext, SegmentSpec, int, int], SamplingClient] = join_replay,
 ) -> Iterator[Learner]:
     """Restores the run's newest checkpoint, if any, and opens the links, by default those to a fleet.
 
     Closes checkpointer and links on leaving, since their threads would keep the process alive.
     """
     config, run = role.config, role.run_identity
-    dtype, devices, peer_id = compute_dtype(config), learner_devices(config), new_peer_id()
-    algorithm = make_algorithm(config.replace(learner=replace(config.learner, devices=devices)), spec, dtype)
+    dtype, peer_id = compute_dtype(config), new_peer_id()
+    algorithm = make_algorithm(config, spec, dtype)
     shapes = jax.eval_shape(algorithm.init, jax.random.key(0))
     architecture = architecture_of(algorithm.acting_params(shapes))  # before the arrays take memory
     rng = process_rng(config.seed, ROLE_NUMBERS["learner"])
     state = algorithm.init(jax.random.key(int(rng.integers(2**31))))
-    capacity_segments = spec.ring_segments(config.replay.capacity_of_server)
+    capacity_segments = spec.ring_segments(config.replay.capacity_transitions)
     try:
-        memory_bytes = int(MEMORY_SHARE * device_memory_bytes(devices))
+        memory_bytes = int(MEMORY_SHARE * device_memory_bytes())
         block_size = frame_block_size(config.network, spec.frame_shape)
-        stores = DeviceStores(spec, config.replay.servers * capacity_segments, devices, memory_bytes, block_size)
+        store = create_store(spec, capacity_segments, memory_bytes, block_size=block_size)
     except ValueError as error:
         raise FatalError(f"{jax.devices()[0]}: {error}") from None
     with contextlib.ExitStack() as opened:
@@ -283,7 +275,6 @@ def open_learner(
         opened.callback(saver.close)  # once the last checkpoint is saved or has been given up
         key = resolved(config, spec).checkpoint_compatibility_key
         state, restored = _restore(checkpointer, state, key, architecture)
-        state = replicated(state, devices)
         run.adopt(restored.run_identity, f"the checkpoint in {checkpointer.directory}")
         counters = RunCounters(config, restored)
         weights = serve_weights(role, peer_id, restored.weights_version, architecture)
@@ -291,10 +282,10 @@ def open_learner(
         if run.name:  # otherwise published after the replay server has sent the run identity
             params = copy_params(algorithm.acting_params(state))  # before compilation, since actors wait for it
             weights.publish(params, counters.updates, counters.environment_steps)
-        _log.info("learning on %s in %s", ", ".join(map(str, jax.devices()[:devices])), dtype.name)
-        replay = join_replay(role, spec, peer_id, counters.environment_steps, devices)
+        _log.info("learning on %s in %s", jax.devices()[0], dtype.name)
+        replay = join_replay(role, spec, peer_id, counters.environment_steps)
         opened.callback(replay.close)
-        yield Learner(role, spec, peer_id, algorithm, state, stores, replay, weights, saver, counters)
+        yield Learner(role, spec, peer_id, algorithm, state, store, replay, weights, saver, counters)
 
 
 def _restore(checkpointer: Checkpointer, state: State, key: str, architecture: str) -> tuple[State, Progress]:
@@ -356,17 +347,17 @@ def _wait_for_others(learner: Learner) -> None:
     Only the replay server, which may be restarting, can stop the actors; the evaluator needs the final weights.
     """
     stop, replay, started, is_logged = learner.role.stop, learner.replay, time.monotonic(), False
-    while not stop.is_set() and not (replay.is_finish_received and learner.weights.is_drained):
+    while not stop.is_set() and not (replay.is_finish_received.is_set() and learner.weights.is_drained):
         stop.beat()
         stop.wait(0.02)
         waited_seconds = time.monotonic() - started
         if waited_seconds > SOON_SECONDS and not is_logged:
             is_logged = True
             others = "the replay server, which alone can end the actors"
-            missing = "clients of its weights" if replay.is_finish_received else others
+            missing = "clients of its weights" if replay.is_finish_received.is_set() else others
             _log.info("waiting up to %.0f s for %s", FINISH_SECONDS, missing)
         if waited_seconds > FINISH_SECONDS:
-            if not replay.is_finish_received:
+            if not replay.is_finish_received.is_set():
                 _log.warning("the replay server did not receive that the run is over: stop it and the actors by hand")
             return
 

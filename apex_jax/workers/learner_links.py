@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import jax
 
-from apex_jax.links.replay_servers import ReplayServers
+from apex_jax.links.sampling_client import SamplingClient
 from apex_jax.links.weights_server import WeightsServer
-from apex_jax.process import ROLE_NUMBERS, process_rng
 from apex_jax.run.identity import new_identity
 from apex_jax.segment_codec import value_limits
-from apex_jax.transport.addresses import addresses_of_servers
 from apex_jax.transport.messages import LearnerHello
 from apex_jax.types import SegmentSpec
 from apex_jax.workers.role import RoleContext
@@ -28,14 +26,11 @@ def serve_weights(role: RoleContext, peer_id: int, first_version: int, architect
         config.weights_compatibility_key,
         architecture,
         role.run_identity,
-        config.replay.servers,
     )
 
 
-def join_replay(
-    role: RoleContext, spec: SegmentSpec, peer_id: int, environment_steps: int, devices: int
-) -> ReplayServers:
-    """Starts joining the replay servers."""
+def join_replay(role: RoleContext, spec: SegmentSpec, peer_id: int, environment_steps: int) -> SamplingClient:
+    """Starts joining the replay server."""
     config, run = role.config, role.run_identity
     updates_per_call = config.learner.updates_of_a_call(jax.default_backend() == "cpu")
     hello = LearnerHello(
@@ -47,18 +42,15 @@ def join_replay(
         run_identity=run.name or new_identity(),
         is_new_run=not run.name,
     )
-    return ReplayServers(
+    return SamplingClient(
         role.sockets,
-        addresses_of_servers(config, "sampling"),
+        config.addresses.sampling,
         spec,
         hello,
-        spec.ring_segments(config.replay.capacity_of_server),
+        spec.ring_segments(config.replay.capacity_transitions),
         CALLS_IN_FLIGHT + max(1, config.learner.prefetch_batches // updates_per_call),
         config.replay.importance_sampling_exponent,
-        process_rng(config.seed, ROLE_NUMBERS["learner"], 1),
-        config.replay.min_size_to_sample,
         config.away_limit_seconds,
         run,
-        devices,
         value_limits(config),
     )

@@ -7,7 +7,7 @@ from collections import defaultdict
 import numpy as np
 
 from apex_jax.agent.algorithm import UpdateOutput
-from apex_jax.links.replay_servers import Batches
+from apex_jax.links.sampling_client import Batches
 from apex_jax.run.metrics import Mean, RateMeter
 
 
@@ -28,8 +28,8 @@ class LearnerMetrics:
             self._means[tag].add(metric)
         self._priority.add(output.priorities)
         self._priority_max = max(self._priority_max, float(np.max(output.priorities)))
-        self._age.add(batches.age_seconds)
-        self._samples_per_insert = batches.samples_per_insert
+        self._age.add(batches.drawn.age_seconds)
+        self._samples_per_insert = batches.drawn.samples_per_insert
 
     def take(self, updates: int) -> dict[str, float]:
         """Returns the metrics since the previous call. `updates`: of the run so far."""

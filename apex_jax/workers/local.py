@@ -15,7 +15,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from apex_jax.config import AddressConfig, Config, server_name
+from apex_jax.config import AddressConfig, Config
 from apex_jax.config.load import to_yaml, yaml_text
 from apex_jax.device import actor_processes, has_gpu
 from apex_jax.environments.environment import can_render, has_reference_simulator, log_reading, try_out
@@ -72,7 +72,7 @@ class LocalRun:
         links = [f"addresses.{link}={yaml_text(of)}" for link, of in asdict(addresses).items() if link != "status"]
         self._arguments = ["--config", str(config_path), *links]
         self._roles = [
-            *(self._new_role("replay", server_name(i), f"replay.index={i}") for i in range(config.replay.servers)),
+            self._new_role("replay", "replay"),
             self._new_role("learner", "learner"),
             *(self._new_role("actor", f"actor-{i}") for i in range(config.actor.processes)),
             self._new_role("evaluator", "evaluator"),
@@ -129,8 +129,8 @@ class LocalRun:
         finished = self._over_seconds is not None
         return {"finished": finished, "roles": states, "reports": self._watch.reports.copy()}
 
-    def _new_role(self, role: str, name: str, *arguments: str) -> RoleProcess:
-        return RoleProcess(role, name, self._directory / "logs" / f"{name}.log", arguments)
+    def _new_role(self, role: str, name: str) -> RoleProcess:
+        return RoleProcess(role, name, self._directory / "logs" / f"{name}.log")
 
     def _start(self, role: RoleProcess) -> None:
         self._end_processes_of_environments([role])
@@ -285,7 +285,7 @@ def open_run(config: Config, stop: StopSignal) -> Iterator[RunPage | None]:
     """
     with run_lock(Path(config.directory)):
         if config.storage.url:  # before the roles do: metrics fetched later would look like new ones
-            fetch_missing(config, ["learner", *map(server_name, range(config.replay.servers))], stop)
+            fetch_missing(config, ["learner", "replay"], stop)
             check_resumable(config)  # the fetched run
         progress = ProgressReader(config.directory, config).read()
         if _is_finished(config, progress):
@@ -311,22 +311,17 @@ def check_local(config: Config) -> None:
 def run(config: Config, name: str, stop: StopSignal) -> int:
     """Runs all roles and returns the process's exit code."""
     check_local(config)
-    actors, servers, chosen = config.actor.processes, config.replay.servers, ""
-    if actors == 0:  # chosen here, once, because the exploration ladder of all roles depends on it
-        actors, chosen = actor_processes(usable_cores(), has_gpu(config), servers)
+    chosen = ""
+    if config.actor.processes == 0:  # chosen here, once, because the exploration ladder of all roles depends on it
+        actors, chosen = actor_processes(usable_cores(), has_gpu(config))
         config = config.replace(actor=replace(config.actor, processes=actors))
-    if actors < servers:
-        raise UsageError(
-            f"actor.processes={actors}: must be 0 or at least replay.servers={servers}: each sends to one server"
-        )
     links = LocalLinks()
     try:
         with open_run(config, stop) as run_page, StatusPage(config, "local", name, stop) as page:
             if run_page is None:
                 return stop.exit_code
             record_start(config)  # the learner adds to it; in one process it records the start itself
-            experience, sampling = (links.of_servers(link, servers) for link in ("experience", "sampling"))
-            addresses = AddressConfig(experience, sampling, links.weights, links.status)
+            addresses = AddressConfig(links.experience, links.sampling, links.weights, links.status)
             if not stop.is_set():
                 if chosen:
                     print(chosen, flush=True)

@@ -183,11 +183,11 @@ def open_parts(
             role.run_identity.adopt(new_identity(), "this run")
         opened.callback(lambda: replay.finish(time.monotonic()))  # not before: a refused start leaves the run as it was
         replay.journal.on_run(role.run_identity.name)
-        weights, experience = cast(Any, learner.weights), InProcessExperience(replay, config, spec, stop)
+        weights, experience = cast(Any, learner.weights), InProcessExperience(replay, config, spec)
         others = {name: RoleContext(config, role.sockets, name, stop) for name in ("replay", "actor-0", "evaluator")}
         for other in others.values():
             other.loggers = role.loggers
-        actor = Actor(others["actor-0"], spec, learner.algorithm, weights, cast(Any, experience))
+        actor = Actor(others["actor-0"], spec, learner.algorithm, weights, cast(Any, experience), experience.peer_id)
         evaluator = Evaluator(config, spec, learner.algorithm, filmed=can_render(config))
         opened.callback(evaluator.environment.close)
         parts = replay, experience, actor, learner, weights, evaluator, look, on_evaluation
@@ -211,8 +211,7 @@ def train(
     check_local(config)
     environments = config.actor.environments
     actor = replace(config.actor, processes=1, environments_per_step=environments)  # in a fixed order
-    learner = replace(config.learner, devices=1)
-    config = config.replace(run_directory=config.directory, actor=actor, learner=learner)
+    config = config.replace(run_directory=config.directory, actor=actor)
     spec = checked_spec(config)
     with open_run(config, stop) as page:
         if page is None or stop.is_set():

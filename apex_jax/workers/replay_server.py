@@ -41,8 +41,7 @@ class ReplayServer:
         self._role = role
         config, run = role.config, role.run_identity
         self._frame_skip = config.environment.frame_skip
-        index = config.replay.index
-        rng = process_rng(config.seed, ROLE_NUMBERS["replay"], *([index] if index else []))
+        rng = process_rng(config.seed, ROLE_NUMBERS["replay"])
         self.replay = Replay(config, spec, rng, run.name)
         self._monitors = {link: ServerMonitor() for link in ("experience", "sampling")}
         with contextlib.ExitStack() as opened:
@@ -50,7 +49,7 @@ class ReplayServer:
             self.experience_socket = opened.enter_context(
                 sockets.serve_experience(
                     role.sockets,
-                    config.addresses.of_server("experience", index),
+                    config.addresses.experience,
                     self._monitors["experience"],
                     max_body_bytes(spec),
                 )
@@ -59,7 +58,7 @@ class ReplayServer:
             self.sampling_socket = opened.enter_context(
                 sockets.serve_sampling(
                     role.sockets,
-                    config.addresses.of_server("sampling", index),
+                    config.addresses.sampling,
                     self._monitors["sampling"],
                     4 * config.learner.largest_sample,
                 )
@@ -203,8 +202,8 @@ def run(config: Config, name: str, stop: StopSignal) -> int:
             "replay of %d segments (%d transitions) on %s and %s",
             server.replay.buffer.capacity_segments,
             server.replay.buffer.capacity_segments * spec.max_transitions,
-            config.addresses.of_server("experience", config.replay.index),
-            config.addresses.of_server("sampling", config.replay.index),
+            config.addresses.experience,
+            config.addresses.sampling,
         )
         try:
             server.run()

@@ -9,7 +9,7 @@ from typing import Any, Literal, SupportsFloat, TypeAlias
 
 import zmq
 
-from apex_jax.config import Config, server_name
+from apex_jax.config import Config
 from apex_jax.environments.environment import segment_spec
 from apex_jax.operations.role_progress import RoleProgress
 from apex_jax.operations.status_page import StatusPage
@@ -107,8 +107,7 @@ def open_role(config: Config, role: Role, name: str, stop: StopSignal) -> Iterat
         page = opened.enter_context(StatusPage(config, role, name, stop))
         storage = None
         if role == "learner" or role == "replay":
-            section = server_name(config.replay.index) if role == "replay" else role
-            storage = opened.enter_context(StorageCopy(config, section, stop))
+            storage = opened.enter_context(StorageCopy(config, role, stop))
         loggers = make_loggers(config, role, name)  # before there are links, which would miss heartbeats meanwhile
         for logger in loggers:
             opened.callback(logger.finish)

@@ -5,7 +5,6 @@
     report_health   once a minute: reports the end of the run, health, memory and disk, for the alarms
     aws             AWS clients
 
-All are configured by the environment file /etc/apex-jax/environment, where APEX_JAX_NAME is only set if it is not the
-role: replay-1 for the second of several replay servers. On a machine outside AWS, whose file does not set
+All are configured by the environment file /etc/apex-jax/environment. On a machine outside AWS, whose file does not set
 APEX_JAX_KEY_PATH, APEX_JAX_SERVICE_ID and APEX_JAX_STORAGE, boot and results do nothing.
 """

@@ -43,7 +43,7 @@ def prepare() -> None:
     if path := os.environ.get("APEX_JAX_KEY_PATH"):
         fetch_keys(path, os.environ["APEX_JAX_KEY_FILES"].split(), Path(os.environ.get("APEX_JAX_KEYS", KEYS)))
     if service := os.environ.get("APEX_JAX_SERVICE_ID"):
-        register_name(service, os.environ.get("APEX_JAX_NAME", os.environ["APEX_JAX_ROLE"]))
+        register_name(service, os.environ["APEX_JAX_ROLE"])
 
 
 def fetch_keys(path: str, files: Iterable[str], directory: Path) -> None:

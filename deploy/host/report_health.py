@@ -30,7 +30,7 @@ def main() -> int:
         }
         dimensions = {
             "Fleet": environment["APEX_JAX_FLEET"],
-            "Role": environment.get("APEX_JAX_NAME", environment["APEX_JAX_ROLE"]),
+            "Role": environment["APEX_JAX_ROLE"],
         }
         report(values, environment["APEX_JAX_NAMESPACE"], dimensions, environment["APEX_JAX_RUN_AND_END"])
     except Exception as error:  # the timer retries in a minute, and missing reports raise an alarm

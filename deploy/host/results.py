@@ -34,7 +34,7 @@ def main() -> int:
     if sys.argv[1] == "fetch" and role == "learner":
         return 0  # its copy of the run contains them, in the state of its newest checkpoint
     try:
-        actions[sys.argv[1]](url, Path(run), os.environ.get("APEX_JAX_NAME", role))
+        actions[sys.argv[1]](url, Path(run), role)
     except Exception as error:  # a network or AWS error: systemd runs this again
         print(f"error: {url}: {error}", file=sys.stderr)
         return 1

@@ -2,35 +2,30 @@
 # its role shows no problem, as `python main.py status` prints it, or if the role has ended because the run is over.
 
 locals {
-  health_alarms = merge(
-    { for name in local.replay_names : name => {
-      alarm       = "${name}-stopped"
-      description = local.replay_hosts == 1 ? "The replay server has a problem: everyone waits for it." : "The replay server ${name} has a problem: the learner draws from the others."
-    } },
-    {
-      learner = { alarm = "learner-stopped", description = "The learner makes no updates, cannot save, or does not run." }
-      actor   = { alarm = "actors-failing", description = "More than a tenth of the actor hosts have a problem." }
-      evaluator = {
-        alarm       = "evaluator-stopped"
-        description = "The evaluator does not run, or spot capacity is short: the curve of results has a gap."
-      }
-    },
-  )
+  health_alarms = {
+    replay  = { alarm = "replay-stopped", description = "The replay server has a problem: everyone waits for it." }
+    learner = { alarm = "learner-stopped", description = "The learner makes no updates, cannot save, or does not run." }
+    actor   = { alarm = "actors-failing", description = "More than a tenth of the actor hosts have a problem." }
+    evaluator = {
+      alarm       = "evaluator-stopped"
+      description = "The evaluator does not run, or spot capacity is short: the curve of results has a gap."
+    }
+  }
 
-  full_alarms = merge(
-    { learner-disk = {
+  full_alarms = {
+    learner-disk = {
       description = "The learner's disk is nearly full: lower learner.checkpoints_kept."
       metric      = "DiskUsedPercent", role = "learner"
-    } },
-    { for name in local.replay_names : "${name}-memory" => {
+    }
+    replay-memory = {
       description = "The replay server's memory is nearly full: lower replay.capacity_transitions or take a larger type."
-      metric      = "MemoryUsedPercent", role = name
-    } },
-    { for name in local.replay_names : "${name}-disk" => {
+      metric      = "MemoryUsedPercent", role = "replay"
+    }
+    replay-disk = {
       description = "The replay server's disk is nearly full: its journal and snapshots need room."
-      metric      = "DiskUsedPercent", role = name
-    } },
-  )
+      metric      = "DiskUsedPercent", role = "replay"
+    }
+  }
 }
 
 resource "aws_sns_topic" "alarms" {
@@ -49,7 +44,7 @@ resource "aws_sns_topic_subscription" "email" {
 # A minute counts as bad if the group should have hosts and none reports that it is healthy (of actors: fewer than nine of
 # ten). No minute counts before the group exists. Ten minutes are more than a start takes.
 resource "aws_cloudwatch_metric_alarm" "health" {
-  for_each = { for name, alarm in local.health_alarms : name => alarm if var.running && local.hosts[local.role_of[name]] > 0 && (local.role_of[name] != "replay" || local.actor_hosts > 0) } # without actors it has a problem
+  for_each = { for name, alarm in local.health_alarms : name => alarm if var.running && local.hosts[name] > 0 && (name != "replay" || local.actor_hosts > 0) } # without actors it has a problem
 
   alarm_name          = "${var.name}-${each.value.alarm}"
   alarm_description   = "${each.value.description} See its log, and the stream of its host."

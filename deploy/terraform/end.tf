@@ -40,7 +40,7 @@ check "run" {
 }
 
 resource "aws_cloudwatch_metric_alarm" "end" {
-  for_each = var.running ? toset(keys(local.role_of)) : []
+  for_each = var.running ? local.roles : toset([])
 
   # Another run has alarms of its own, because one that is still on would end its hosts.
   alarm_name          = "${var.name}-end-${each.key}-${substr(sha1(local.run_and_end), 0, 8)}"
@@ -52,7 +52,7 @@ resource "aws_cloudwatch_metric_alarm" "end" {
   comparison_operator = "GreaterThanOrEqualToThreshold"
   threshold           = 1
   period              = 60
-  evaluation_periods  = local.end_minutes[local.role_of[each.key]]
+  evaluation_periods  = local.end_minutes[each.key]
   treat_missing_data  = "notBreaching" # the alarm must not stay: it would end the hosts of a later apply
   alarm_actions       = concat([aws_autoscaling_policy.end[each.key].arn], each.key == "learner" ? [aws_sns_topic.alarms.arn] : [])
 }

@@ -1,13 +1,12 @@
-# The hosts of each role, and of each replay server by its name: a launch template, a group that keeps its hosts alive, and
-# the policy that ends them.
+# The hosts of each role: a launch template, a group that keeps its hosts alive, and the policy that ends them.
 #
-#   replay     memory, and one busy core each; a replacement loads that server's copy from the bucket
-#   learner    one GPU, or several (learner_devices); a replacement resumes from the newest checkpoint in the bucket
+#   replay     memory, and one busy core; a replacement loads its copy from the bucket
+#   learner    one GPU; a replacement resumes from the newest checkpoint in the bucket
 #   actor      any number of hosts, mostly spot instances; a terminated actor loses only what it has not sent yet
 #   evaluator  plays full games with the newest weights; a spot instance, whose interrupted game is played again
 
 resource "aws_launch_template" "role" {
-  for_each = local.role_of
+  for_each = local.roles
 
   name                   = "${var.name}-${each.key}"
   image_id               = data.aws_ami.own[each.value == "learner" ? "gpu" : "cpu"].id
@@ -54,7 +53,7 @@ resource "aws_launch_template" "role" {
 }
 
 resource "aws_autoscaling_group" "role" {
-  for_each = local.role_of
+  for_each = local.roles
 
   name                      = "${var.name}-${each.key}"
   min_size                  = 0 # the policy below sets the group to it
@@ -162,8 +161,8 @@ resource "aws_autoscaling_policy" "end" {
 locals {
   first_subnet = slice(local.subnet_ids, 0, min(1, length(local.subnet_ids))) # replay and learner side by side
   host_tags = {
-    for name, role in local.role_of : name => merge(
-      { Name = "${var.name}-${name}", Project = "apex-jax", Fleet = var.name, Role = role }, var.tags
+    for role in local.roles : role => merge(
+      { Name = "${var.name}-${role}", Project = "apex-jax", Fleet = var.name, Role = role }, var.tags
     )
   }
 }

@@ -94,7 +94,7 @@ data "aws_iam_policy_document" "role" {
   }
 
   dynamic "statement" { # its copy of the run's state; it deletes files that a newer copy no longer names
-    for_each = contains(local.state_keepers, each.key) ? [[for name in local.names_of[each.key] : "${local.bucket_arn}/${local.run_prefix}/${name}/*"]] : []
+    for_each = contains(local.state_keepers, each.key) ? [["${local.bucket_arn}/${local.run_prefix}/${each.key}/*"]] : []
 
     content {
       sid       = "State"
@@ -129,8 +129,8 @@ data "aws_iam_policy_document" "role" {
     }
   }
 
-  dynamic "statement" { # its own private name only, or those of all replay servers
-    for_each = contains(keys(local.host), each.key) ? [[for name in local.names_of[each.key] : aws_service_discovery_service.host[name].arn]] : []
+  dynamic "statement" { # its own private name only
+    for_each = contains(keys(local.host), each.key) ? [[aws_service_discovery_service.host[each.key].arn]] : []
 
     content {
       sid       = "Name"
@@ -151,7 +151,7 @@ data "aws_iam_policy_document" "role" {
       condition {
         test     = "ForAllValues:StringEquals"
         variable = "route53:ChangeResourceRecordSetsNormalizedRecordNames"
-        values   = [for name in local.names_of[each.key] : local.host[name]]
+        values   = [local.host[each.key]]
       }
       condition {
         test     = "ForAllValues:StringEquals"

@@ -8,13 +8,8 @@ locals {
   roles = toset(["replay", "learner", "actor", "evaluator"])
   ports = { experience = 5550, sampling = 5551, weights = 5552, status = 5559 }
 
-  # The names of the replay servers, as the program gives them, also to their folders; and the role of every name.
-  replay_names = [for index in range(local.replay_hosts) : index == 0 ? "replay" : "replay-${index}"]
-  role_of      = merge({ for role in local.roles : role => role }, { for name in local.replay_names : name => "replay" })
-  names_of     = { for role in local.roles : role => role == "replay" ? local.replay_names : [role] }
-
-  domain = "${var.name}.internal" # contains the private names of replay servers and learner
-  host   = { for name in concat(local.replay_names, ["learner"]) : name => "${name}.${local.domain}" }
+  domain = "${var.name}.internal" # contains the private names of replay server and learner
+  host   = { for role in ["replay", "learner"] : role => "${role}.${local.domain}" }
 
   zone_arn = "arn:aws:route53:::hostedzone/${aws_service_discovery_private_dns_namespace.fleet.hosted_zone}"
 
@@ -29,7 +24,7 @@ locals {
   # The results that each role writes, with the names of deploy/host/results.py.
   result_files = {
     for role, more in { replay = [], learner = ["config.yaml", "starts.jsonl"], evaluator = ["video.*"] } : role => concat(
-      flatten([for name in local.names_of[role] : ["metrics/${name}.jsonl", "tensorboard/${name}/*"]]), more
+      ["metrics/${role}.jsonl", "tensorboard/${role}/*"], more
     )
   }
 

@@ -87,7 +87,7 @@ resource "aws_default_security_group" "unused" {
   vpc_id = aws_vpc.fleet[0].id
 }
 
-# --- the names replay.NAME.internal (replay-1.NAME.internal, ...) and learner.NAME.internal ---
+# --- the names replay.NAME.internal and learner.NAME.internal ---
 
 resource "aws_service_discovery_private_dns_namespace" "fleet" {
   name        = local.domain

@@ -39,7 +39,7 @@ locals {
     name                        = var.name, region = var.region, size = var.size, commit = var.commit, run = var.run, task = var.task
     config_file                 = var.config_file
     settings                    = var.settings, ladder_environments = var.ladder_environments, evaluator = var.evaluator
-    replay_hosts                = var.replay_hosts, learner_devices = var.learner_devices, actor_hosts = var.actor_hosts
+    actor_hosts                 = var.actor_hosts
     actor_host_environments     = var.actor_host_environments, actor_spot_percentage = var.actor_spot_percentage
     instance_types              = var.instance_types, volume_gib = var.volume_gib, tags = var.tags
     bucket                      = var.bucket, bucket_kms_key_arn = var.bucket_kms_key_arn

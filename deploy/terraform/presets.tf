@@ -7,8 +7,6 @@ locals {
       config_file             = "atari.yaml"
       settings                = { "total_minutes" = "240" } # an afternoon
       ladder_environments     = 128
-      replay_hosts            = 1
-      learner_devices         = 1
       actor_hosts             = 2
       actor_host_environments = 64
       volume_gib              = { replay = 40, learner = 100, actor = 20, evaluator = 20 }
@@ -23,32 +21,12 @@ locals {
       config_file             = "paper.yaml"
       settings                = { "total_minutes" = "7200" } # the paper's five days
       ladder_environments     = 360
-      replay_hosts            = 1
-      learner_devices         = 1
       actor_hosts             = 6
       actor_host_environments = 60
       volume_gib              = { replay = 80, learner = 120, actor = 20, evaluator = 20 }
       instance_types = {
         replay    = ["r7i.xlarge", "r6i.xlarge", "r7a.xlarge", "r6a.xlarge"]
         learner   = ["g6.2xlarge", "g5.2xlarge"]
-        actor     = ["c7i.2xlarge", "c6i.2xlarge", "c7a.2xlarge", "c6a.2xlarge", "m7i.2xlarge", "m6i.2xlarge"]
-        evaluator = ["c7i.xlarge", "c6i.xlarge", "c7a.xlarge", "c6a.xlarge"]
-      }
-    }
-    large = { # four times the paper's environments, frames and batch: for each of four GPUs what paper has for one
-      config_file = "paper.yaml"
-      settings = { # four times the data in a quarter of the paper's time
-        "total_minutes" = "1800", "replay.capacity_transitions" = "8000000", "learner.batch_size" = "2048"
-      }
-      ladder_environments     = 1440
-      replay_hosts            = 4
-      learner_devices         = 4
-      actor_hosts             = 24
-      actor_host_environments = 60
-      volume_gib              = { replay = 80, learner = 120, actor = 20, evaluator = 20 }
-      instance_types = {
-        replay    = ["r7i.xlarge", "r6i.xlarge", "r7a.xlarge", "r6a.xlarge"]
-        learner   = ["g6.12xlarge", "g5.12xlarge"]
         actor     = ["c7i.2xlarge", "c6i.2xlarge", "c7a.2xlarge", "c6a.2xlarge", "m7i.2xlarge", "m6i.2xlarge"]
         evaluator = ["c7i.xlarge", "c6i.xlarge", "c7a.xlarge", "c6a.xlarge"]
       }
@@ -60,8 +38,6 @@ locals {
   has_own_limit           = anytrue([for key in local.bounds : contains(keys(var.settings), key)]) # then the preset's does not count
   settings                = merge({ for key, value in local.preset.settings : key => value if key != "total_minutes" || !local.has_own_limit }, var.settings)
   ladder_environments     = coalesce(var.ladder_environments, local.preset.ladder_environments)
-  replay_hosts            = coalesce(var.replay_hosts, local.preset.replay_hosts)
-  learner_devices         = var.learner_devices == null ? local.preset.learner_devices : var.learner_devices
   actor_hosts             = var.actor_hosts == null ? local.preset.actor_hosts : var.actor_hosts
   actor_host_environments = coalesce(var.actor_host_environments, local.preset.actor_host_environments)
   volume_gib              = merge(local.preset.volume_gib, var.volume_gib)

@@ -6,7 +6,6 @@ locals {
     "r7i.large"   = 0.1323, "r6i.large" = 0.126, "r7a.large" = 0.1522, "r6a.large" = 0.1134
     "r7i.xlarge"  = 0.2646, "r6i.xlarge" = 0.252, "r7a.xlarge" = 0.3043, "r6a.xlarge" = 0.2268
     "g6.xlarge"   = 0.8048, "g5.xlarge" = 1.006, "g6.2xlarge" = 0.9776, "g5.2xlarge" = 1.212
-    "g6.12xlarge" = 4.6016, "g5.12xlarge" = 5.672, "g6.48xlarge" = 13.3504, "g5.48xlarge" = 16.288 # 4 and 8 GPUs
     "c7i.large"   = 0.0893, "c6i.large" = 0.085, "c7a.large" = 0.1026, "c6a.large" = 0.0765
     "c7i.xlarge"  = 0.1785, "c6i.xlarge" = 0.17, "c7a.xlarge" = 0.2053, "c6a.xlarge" = 0.153
     "c7i.2xlarge" = 0.357, "c6i.2xlarge" = 0.34, "c7a.2xlarge" = 0.4106, "c6a.2xlarge" = 0.306
@@ -17,7 +16,7 @@ locals {
   month_hours  = 730
   spot_share   = 0.4 # of the on-demand price; an assumption, because spot prices change
 
-  hosts              = { replay = local.replay_hosts, learner = 1, actor = local.actor_hosts, evaluator = var.evaluator ? 1 : 0 }
+  hosts              = { replay = 1, learner = 1, actor = local.actor_hosts, evaluator = var.evaluator ? 1 : 0 }
   hosts_in_all       = sum(values(local.hosts))
   spot_percentage_of = { replay = 0, learner = 0, actor = var.actor_spot_percentage, evaluator = 100 }
   instances_usd = sum([
@@ -52,11 +51,11 @@ locals {
   # Paid also by a stopped fleet: KMS key, private zone, 80 GB of snapshots of the two images.
   stopped_month = 1 + 0.5 + 80 * 0.05
   # A host logs some 0.05 GB, which are written, kept, and sent through an endpoint.
-  names_in_all = local.replay_hosts + length([for role, hosts in local.hosts : role if role != "replay" && hosts > 0])
+  names_in_all = length([for role, hosts in local.hosts : role if hosts > 0])
   running_month = local.stopped_month + local.month_hours * local.metered_hourly + sum([
     0.08 * sum([for role in local.roles : local.hosts[role] * local.volume_gib[role]]), # disks
     0.3 * 4 * local.names_in_all,                                                       # reported metrics
-    0.1 * (12 + 5 * local.replay_hosts),                                                # metrics that alarms read
+    0.1 * 17,                                                                           # metrics that alarms read
     0.05 * local.hosts_in_all * (0.5 + 0.03 + 0.01),
     0.023 * local.bucket_gb,
   ])

@@ -1,5 +1,5 @@
 # The settings of the run for the hosts of all roles, in the environment file that cloud-init writes. Hosts of a role have
-# the same ones, but for replay servers, which have one host each.
+# the same ones.
 
 locals {
   metric_namespace = "ApexJax"
@@ -15,68 +15,58 @@ locals {
       "addresses.status"         = "tcp://127.0.0.1:${local.ports.status}"
       "metrics_interval_seconds" = "15"
     },
-    local.replay_hosts == 1 ? {} : { "replay.servers" = tostring(local.replay_hosts) },
     local.settings,
   )
 
   storage_settings = { "storage.url" = local.run_url }
 
-  # Where actors and learner find the replay servers: one address, or a list.
-  replay_addresses = {
-    for link in ["experience", "sampling"] : link => format(
-      local.replay_hosts == 1 ? "%s" : "[%s]",
-      join(",", [for name in local.replay_names : "tcp://${local.host[name]}:${local.ports[link]}"])
+  role_settings = {
+    replay = merge(
+      local.storage_settings,
+      {
+        "addresses.experience" = "tcp://*:${local.ports.experience}"
+        "addresses.sampling"   = "tcp://*:${local.ports.sampling}"
+      },
     )
-  }
-
-  role_settings = merge({ for index, name in local.replay_names : name => merge(
-    local.storage_settings,
-    {
-      "addresses.experience" = "tcp://*:${local.ports.experience}"
-      "addresses.sampling"   = "tcp://*:${local.ports.sampling}"
-    },
-    index == 0 ? {} : { "replay.index" = tostring(index) },
-    ) }, {
     learner = merge(
       local.storage_settings,
       {
-        "addresses.sampling" = local.replay_addresses.sampling
+        "addresses.sampling" = "tcp://${local.host.replay}:${local.ports.sampling}"
         "addresses.weights"  = "tcp://*:${local.ports.weights}"
         "learner.device"     = "gpu" # without GPU or driver the role fails and raises an alarm; "auto" would use the CPU
       },
-      local.learner_devices == 1 ? {} : { "learner.devices" = tostring(local.learner_devices) },
     )
     actor = {
-      "addresses.experience" = local.replay_addresses.experience
+      "addresses.experience" = "tcp://${local.host.replay}:${local.ports.experience}"
       "addresses.weights"    = "tcp://${local.host.learner}:${local.ports.weights}"
       "actor.device"         = "cpu"
     }
     evaluator = {
       "addresses.weights" = "tcp://${local.host.learner}:${local.ports.weights}"
     }
-  })
+  }
 
   # KEY=value lines for systemd; deploy/host and deploy/systemd read them.
   environment = {
-    for name, role in local.role_of : name => merge(name == role ? {} : { APEX_JAX_NAME = name }, {
-      APEX_JAX_ROLE                                                                     = role
-      APEX_JAX_FLEET                                                                    = var.name
-      APEX_JAX_CONFIG                                                                   = "configs/${local.config_file}"
-      APEX_JAX_SETTINGS                                                                 = join(" ", [for key, value in merge(local.common_settings, local.role_settings[name]) : "${key}=${value}"])
-      APEX_JAX_RUN                                                                      = "/var/lib/apex-jax/${var.run}"
-      APEX_JAX_RUN_AND_END                                                              = local.run_and_end
-      APEX_JAX_STORAGE                                                                  = role == "actor" ? "" : local.run_url
-      APEX_JAX_KEY_PATH                                                                 = local.key_path
-      APEX_JAX_KEY_FILES                                                                = join(" ", local.key_files[role])
-      APEX_JAX_SERVICE_ID                                                               = contains(keys(local.host), name) ? aws_service_discovery_service.host[name].id : ""
-      APEX_JAX_NAMESPACE                                                                = local.metric_namespace
-      APEX_JAX_STATUS                                                                   = "tcp://127.0.0.1:${local.ports.status}"
-      AWS_DEFAULT_REGION                                                                = var.region
-      AWS_REGION                                                                        = var.region
-      XDG_CACHE_HOME                                                                    = "/var/lib/apex-jax/cache"
-      PYTHONUNBUFFERED                                                                  = "1"
-      XLA_PYTHON_CLIENT_MEM_FRACTION                                                    = "0.9" # the frame store takes most of the learner's device memory
-    })
+    for role in local.roles : role => {
+      APEX_JAX_ROLE                  = role
+      APEX_JAX_FLEET                 = var.name
+      APEX_JAX_CONFIG                = "configs/${local.config_file}"
+      APEX_JAX_SETTINGS              = join(" ", [for key, value in merge(local.common_settings, local.role_settings[role]) : "${key}=${value}"])
+      APEX_JAX_RUN                   = "/var/lib/apex-jax/${var.run}"
+      APEX_JAX_RUN_AND_END           = local.run_and_end
+      APEX_JAX_STORAGE               = role == "actor" ? "" : local.run_url
+      APEX_JAX_KEY_PATH              = local.key_path
+      APEX_JAX_KEY_FILES             = join(" ", local.key_files[role])
+      APEX_JAX_SERVICE_ID            = contains(keys(local.host), role) ? aws_service_discovery_service.host[role].id : ""
+      APEX_JAX_NAMESPACE             = local.metric_namespace
+      APEX_JAX_STATUS                = "tcp://127.0.0.1:${local.ports.status}"
+      AWS_DEFAULT_REGION             = var.region
+      AWS_REGION                     = var.region
+      XDG_CACHE_HOME                 = "/var/lib/apex-jax/cache"
+      PYTHONUNBUFFERED               = "1"
+      XLA_PYTHON_CLIENT_MEM_FRACTION = "0.9" # the frame store takes most of the learner's device memory
+    }
   }
 
   units = {
@@ -87,10 +77,10 @@ locals {
   }
 
   user_data = {
-    for name, role in local.role_of : name => templatefile("${path.module}/templates/cloud_init.yaml.tftpl", {
-      role        = name
+    for role in local.roles : role => templatefile("${path.module}/templates/cloud_init.yaml.tftpl", {
+      role        = role
       fleet       = var.name
-      environment = join("\n", [for key, value in local.environment[name] : "${key}=\"${value}\""])
+      environment = join("\n", [for key, value in local.environment[role] : "${key}=\"${value}\""])
       units       = local.units[role]
       log_agent = jsonencode({
         logs = {

@@ -35,18 +35,6 @@ resource "terraform_data" "rules" {
       error_message = "ladder_environments: ${local.ladder_environments} places for the ${local.actor_host_environments} environments of one actor host (actor_host_environments), which each need one."
     }
     precondition {
-      condition     = local.ladder_environments >= local.replay_hosts
-      error_message = "replay_hosts: ${local.replay_hosts} replay servers for ${local.ladder_environments} environments (ladder_environments), of which each needs one: give fewer."
-    }
-    precondition {
-      condition     = local.actor_hosts == 0 || local.actor_hosts >= local.replay_hosts
-      error_message = "actor_hosts: ${local.actor_hosts} hosts for ${local.replay_hosts} replay servers (replay_hosts), of which each needs an actor host: give at least ${local.replay_hosts}."
-    }
-    precondition {
-      condition     = local.replay_hosts % max(1, local.learner_devices) == 0
-      error_message = "learner_devices: ${local.learner_devices} GPUs do not divide replay_hosts = ${local.replay_hosts}, of which each needs as many as the others: give replay_hosts = ${local.learner_devices}, or fewer GPUs."
-    }
-    precondition {
       condition     = alltrue([for bucket in data.aws_s3_bucket.given : bucket.region == var.region])
       error_message = "bucket: ${var.bucket} is in ${join("", data.aws_s3_bucket.given[*].region)}, and hosts reach only buckets of ${var.region}: make one there, and copy (aws s3 sync), or run the fleet where the bucket is (region)."
     }
@@ -64,8 +52,6 @@ resource "terraform_data" "rules" {
 locals {
   numbers = { # the value, the least, the most: those of the program
     ladder_environments     = [local.ladder_environments, 1, 1048576]
-    replay_hosts            = [local.replay_hosts, 1, 64]
-    learner_devices         = [local.learner_devices, 0, 64]
     actor_hosts             = [local.actor_hosts, 0, 1000]
     actor_host_environments = [local.actor_host_environments, 1, 4096]
   }

@@ -76,7 +76,7 @@ resource "aws_s3_bucket_lifecycle_configuration" "results" {
   }
 
   dynamic "rule" { # many of these objects are replaced each minute; if rules overlap, S3 applies the shorter time
-    for_each = toset(concat(local.replay_names, ["results"]))
+    for_each = toset(["replay", "results"])
 
     content {
       id     = "old-${rule.value}"

@@ -24,12 +24,12 @@ variable "region" {
 
 variable "size" {
   type        = string
-  description = "Preset of machines and settings: small (an afternoon on one game), paper (360 environments) or large (four times that, four GPUs)."
+  description = "Preset of machines and settings: small (an afternoon on one game) or paper (360 environments)."
   default     = "small"
 
   validation {
-    condition     = contains(["small", "paper", "large"], var.size)
-    error_message = "size: small, paper or large."
+    condition     = contains(["small", "paper"], var.size)
+    error_message = "size: small or paper."
   }
 }
 
@@ -102,10 +102,10 @@ variable "settings" {
   validation {
     condition = alltrue([
       for key in keys(var.settings) : !can(regex(
-        "^(run_directory|environment\\.task|storage\\.url|actor\\.(environments|ladder_size)|replay\\.(servers|index)|learner\\.devices|(actor|learner|evaluator)\\.device|(addresses|security)\\..*)$", key
+        "^(run_directory|environment\\.task|storage\\.url|actor\\.(environments|ladder_size)|(actor|learner|evaluator)\\.device|(addresses|security)\\..*)$", key
       ))
     ])
-    error_message = "settings: run_directory, environment.task, storage.url, actor.environments, actor.ladder_size (ladder_environments), replay.servers (replay_hosts), replay.index, learner.devices (learner_devices), *.device, addresses.* and security.* are set by the fleet."
+    error_message = "settings: run_directory, environment.task, storage.url, actor.environments, actor.ladder_size (ladder_environments), *.device, addresses.* and security.* are set by the fleet."
   }
 }
 
@@ -116,18 +116,6 @@ variable "ladder_environments" {
 }
 
 # --- machines ---
-
-variable "replay_hosts" {
-  type        = number
-  description = "Number of replay servers, each on a host of its own; actors are spread over them, and the learner draws from all."
-  default     = null
-}
-
-variable "learner_devices" {
-  type        = number
-  description = "GPUs of the learner's host that share frames and batches, each with replay servers of its own; 0 = all of its GPUs."
-  default     = null
-}
 
 variable "actor_hosts" {
   type        = number

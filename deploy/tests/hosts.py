@@ -14,15 +14,15 @@ from deploy.tests.tools import CREDENTIALS, DEPLOY, aws
 from tests.rigs.processes import ROOT
 
 DOMAIN = "apex-jax.internal"
-NAMED = ("replay", "replay-1", "learner")  # by which others find a host
+NAMED = ("replay", "learner")  # by which others find a host
 
 
 class Host(Box):
     """One instance: from its boot to its end."""
 
     def __init__(self, folder: Path, number: int, name: str, bridge: Bridge, timer_seconds: float):
-        """`name`: its role, or that of a further replay server."""
-        self.name, self.role = name, name.partition("-")[0]
+        """`name`: its role."""
+        self.name = self.role = name
         init = shlex.join([sys.executable, "-m", "deploy.tests.init", str(folder), str(timer_seconds)])
         super().__init__(bridge, number, folder, f"cd {shlex.quote(str(ROOT))}; exec {init}")
 

@@ -46,7 +46,7 @@ class Applied(NamedTuple):
         return aws(self.fleet.url, "ec2")
 
     def variables(self, bucket: str = BUCKET) -> tuple[str, ...]:
-        return (*self.given.variables, f"-var=bucket={bucket}", "-var=replay_hosts=2")
+        return (*self.given.variables, f"-var=bucket={bucket}")
 
 
 def state(url: str, given: Given) -> Any:
@@ -96,9 +96,9 @@ def applied(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Applied]:
 
 def test_hosts_are_in_the_given_subnets(applied: Applied) -> None:
     zones = {role: {*group["VPCZoneIdentifier"].split(",")} for role, group in applied.fleet.groups().items()}
-    assert zones.keys() == {"replay", "replay-1", "learner", "actor", "evaluator"}
+    assert zones.keys() == {"replay", "learner", "actor", "evaluator"}
     assert zones["actor"] == {*applied.given.subnet_ids}
-    assert zones["replay"] == zones["replay-1"] == zones["learner"] == {applied.given.subnet_ids[0]}
+    assert zones["replay"] == zones["learner"] == {applied.given.subnet_ids[0]}
 
 
 def test_roles_reach_the_endpoints_that_the_vpc_has_and_no_others_are_made(applied: Applied) -> None:
@@ -116,15 +116,14 @@ def test_run_goes_into_the_given_bucket_and_no_other_is_made(applied: Applied) -
         assert f"arn:aws:s3:::{BUCKET}/" in str(applied.fleet.policy(role))
 
 
-def test_each_replay_host_has_a_name_and_a_folder_of_its_own(applied: Applied) -> None:
+def test_the_replay_host_has_a_name_and_a_folder(applied: Applied) -> None:
     discovery = aws(applied.fleet.url, "servicediscovery")
     services = {one["Id"]: one["Name"] for one in discovery.list_services()["Services"]}
-    assert {*services.values()} == {"replay", "replay-1", "learner"}
-    for name in ("replay", "replay-1"):
-        user_data = base64.b64decode(applied.fleet.template(name)["UserData"]).decode()
-        (service,) = re.findall(r'APEX_JAX_SERVICE_ID="(.+)"', user_data)
-        assert services[service] == name
-        assert f"arn:aws:s3:::{BUCKET}/runs/run-1/{name}/*" in str(applied.fleet.policy("replay"))
+    assert {*services.values()} == {"replay", "learner"}
+    user_data = base64.b64decode(applied.fleet.template("replay")["UserData"]).decode()
+    (service,) = re.findall(r'APEX_JAX_SERVICE_ID="(.+)"', user_data)
+    assert services[service] == "replay"
+    assert f"arn:aws:s3:::{BUCKET}/runs/run-1/replay/*" in str(applied.fleet.policy("replay"))
 
 
 def test_bucket_of_another_region_is_refused_before_anything_is_made(applied: Applied) -> None:

@@ -23,8 +23,7 @@ from deploy.tests.tools import CREDENTIALS, aws, moto_server, rendered_user_data
 from tests.rigs.processes import ROOT
 
 ACTORS = 3
-SERVERS = ("replay", "replay-1")
-HOSTS = ("actor", "actor", "actor", "evaluator", "learner", *SERVERS)  # whom they need comes last
+HOSTS = ("actor", "actor", "actor", "evaluator", "learner", "replay")  # whom they need comes last
 
 
 class Game(NamedTuple):
@@ -115,17 +114,12 @@ class Fleet(NamedTuple):
         """Waits until the learner continues with experience that is newer than the call."""
         now, updates = time.time(), self.updates()
         self.wait(lambda: self.updates(now) > updates + 100, f"{what}: learning")
-        self.wait(lambda: min(self.inserts(now)) > 0, f"{what}: experience of each replay server")
-        self.wait(lambda: self.actors(now) == ACTORS, f"{what}: {ACTORS} actors")
+        self.wait(lambda: self.of_replay("replay/inserts_per_second", now) > 0, f"{what}: experience")
+        self.wait(lambda: self.of_replay("replay/actors", now) == ACTORS, f"{what}: {ACTORS} actors")
 
-    def inserts(self, since: float) -> list[float]:
-        """Returns the rate at which each replay server has stored transitions after a time."""
-        return [self.value(self.of(server), "replay/inserts_per_second", since) for server in SERVERS]
-
-    def actors(self, since: float) -> float:
-        """Returns how many actors the replay servers have reported after a time; -1 until all have."""
-        counts = [self.value(self.of(server), "replay/actors", since) for server in SERVERS]
-        return sum(counts) if min(counts) >= 0 else -1.0
+    def of_replay(self, tag: str, since: float) -> float:
+        """Returns what the replay server has reported under a tag after a time; -1 before that."""
+        return self.value(self.of("replay"), tag, since)
 
     def wait_for_acting(self, host: Host, what: str) -> None:
         self.wait(lambda: self.value(host, "actor/steps_per_second") > 0, f"{what}: acting")
@@ -163,7 +157,7 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     settings = ", ".join(f'"{key}" = "{value}"' for key, value in {**UNTIL_STOPPED, **GAME.settings}.items())
     user_data = rendered_user_data(
         folder, f'task = "{GAME.task}"', f'config_file = "{GAME.config_file}"', f'bucket = "{BUCKET}"',
-        f"replay_hosts = {len(SERVERS)}", f"actor_hosts = {ACTORS}",
+        f"actor_hosts = {ACTORS}",
         f"actor_host_environments = {GAME.host_environments}",
         f"ladder_environments = {ACTORS * GAME.host_environments}", f"settings = {{ {settings} }}",
     )  # fmt: skip
@@ -195,7 +189,7 @@ def test_hosts_of_the_fleet_find_each_other_and_train(fleet: Fleet) -> None:
 
 
 def test_links_are_encrypted(fleet: Fleet) -> None:
-    for name in (*SERVERS, "learner", "actor"):
+    for name in ("replay", "learner", "actor"):
         assert "links over tcp are encrypted" in fleet.of(name).log()
 
 
@@ -209,8 +203,7 @@ def wait_until_stored(fleet: Fleet, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [
-    "results/metrics/evaluator.jsonl", "results/metrics/replay-1.jsonl", "learner/manifest.json",
-    "replay/manifest.json", "replay-1/manifest.json",
+    "results/metrics/evaluator.jsonl", "learner/manifest.json", "replay/manifest.json",
 ])  # fmt: skip
 def test_results_and_state_reach_the_bucket(fleet: Fleet, name: str) -> None:
     wait_until_stored(fleet, f"runs/run-1/{name}")
@@ -241,22 +234,15 @@ def test_fleet_survives_the_loss_of_a_host_and_takes_its_replacement_in(fleet: F
     assert new.exit_code() is None
 
 
-@pytest.mark.parametrize("server", SERVERS)
-def test_fleet_learns_on_without_one_of_its_replay_servers_which_returns_with_its_copy(
-    fleet: Fleet, server: str
-) -> None:
-    lost, learner, now = fleet.of(server), fleet.of("learner"), time.time()
-    held, said = fleet.value(lost, "replay/size_transitions"), learner.log()
+def test_lost_replay_server_returns_with_its_copy(fleet: Fleet) -> None:
+    lost, now = fleet.of("replay"), time.time()
+    held = fleet.value(lost, "replay/size_transitions")
     fleet.hosts.lose(lost)
-    one_of_two = "1 of 2 replay servers are joined"
-    fleet.wait(lambda: learner.log().count(one_of_two) > said.count(one_of_two), "the learner's notice")
-    updates = fleet.updates()
-    fleet.wait(lambda: fleet.updates() > updates + 100, f"learning without {server}")
-    new = fleet.hosts.start(server)
-    fleet.wait(lambda: sizes(new, now) != [], f"the return of {server}")
-    assert f"fetched the {server} of the run from s3://" in new.log()
+    new = fleet.hosts.start("replay")
+    fleet.wait(lambda: sizes(new, now) != [], "the return of the replay server")
+    assert "fetched the replay of the run from s3://" in new.log()
     assert sizes(new, now)[0] > held / 2
-    fleet.wait_for_progress(f"after the loss of {server}")
+    fleet.wait_for_progress("after the loss of the replay server")
     assert new.exit_code() is None
 
 

@@ -62,12 +62,6 @@ def keys_environment(url: str, folder: Path, *files: str) -> dict[str, str]:
     }
 
 
-def named(name: str) -> dict[str, str]:
-    """Returns the variables that name a host: its role, or a further replay server."""
-    role = name.partition("-")[0]
-    return {"APEX_JAX_ROLE": role} if role == name else {"APEX_JAX_ROLE": role, "APEX_JAX_NAME": name}
-
-
 def mode(path: Path) -> int:
     return stat.S_IMODE(path.stat().st_mode)
 
@@ -99,8 +93,8 @@ def test_boot_waits_for_keys_that_are_pushed_later(url: str, tmp_path: Path) -> 
     assert log.read_text().count("late.secret") == 1  # said once, not at each try
 
 
-@pytest.mark.parametrize("name", ["replay", "replay-1"])
-def test_boot_points_the_name_at_the_host_that_booted_last(url: str, name: str) -> None:
+def test_boot_points_the_name_at_the_host_that_booted_last(url: str) -> None:
+    name = "replay"
     discovery = aws(url, "servicediscovery")
     namespace = discovery.create_private_dns_namespace(Name=f"{name}.internal", Vpc=f"vpc-of-{name}")
     operation = discovery.get_operation(OperationId=namespace["OperationId"])["Operation"]
@@ -111,7 +105,7 @@ def test_boot_points_the_name_at_the_host_that_booted_last(url: str, name: str) 
     )["Service"]["Id"]
     before = {"AWS_INSTANCE_IPV4": "10.83.0.5"}
     discovery.register_instance(ServiceId=service, InstanceId=name, Attributes=before)
-    done = run("deploy.host.boot", AWS_ENDPOINT_URL=url, APEX_JAX_SERVICE_ID=service, **named(name))
+    done = run("deploy.host.boot", AWS_ENDPOINT_URL=url, APEX_JAX_SERVICE_ID=service, APEX_JAX_ROLE=name)
     assert done.returncode == 0, done.stderr
     instances = discovery.list_instances(ServiceId=service)["Instances"]
     assert {one["Id"] for one in instances} == {name}  # one identity: AWS overwrites it, moto appends
@@ -136,7 +130,7 @@ UNITS = {"running": "active", "ended": "inactive", "stopped": "inactive"}  # the
     ("name", "unit", "status", "healthy", "finished"),
     [
         ("replay", "running", STATUS, 1, 0),
-        ("replay-1", "running", {**STATUS, "errors": ["cannot write the journal"]}, 0, 0),
+        ("replay", "running", {**STATUS, "errors": ["cannot write the journal"]}, 0, 0),
         ("actor", "running", None, 0, 0),
         ("learner", "ended", None, 1, 1),
         ("evaluator", "stopped", None, 0, 0),
@@ -148,11 +142,11 @@ def test_health_report_has_the_metrics_that_the_alarms_read(
     server.code, server.content = (404, None) if status is None else (200, status)
     systemctl = tmp_path / "systemctl"
     shown = f"ActiveState={UNITS[unit]}\nExecMainCode=1\nExecMainStatus={143 if unit == 'stopped' else 0}"
-    asked = f"show apex-jax@{name.partition('-')[0]}.service"
+    asked = f"show apex-jax@{name}.service"
     systemctl.write_text(f"""#!/bin/sh\n[ "$1 $2" = '{asked}' ] && echo '{shown}'\n""")
     systemctl.chmod(0o755)
     environment = {
-        **named(name),
+        "APEX_JAX_ROLE": name,
         "APEX_JAX_STATUS": server.address,
         "APEX_JAX_NAMESPACE": "ApexJax",
         "APEX_JAX_FLEET": FLEET,
@@ -187,7 +181,7 @@ def results(url: str, action: str, run_directory: Path, role: str, bucket: str =
     environment = {
         "APEX_JAX_STORAGE": f"s3://{bucket}/runs/a",
         "APEX_JAX_RUN": str(run_directory),
-        **named(role),
+        "APEX_JAX_ROLE": role,
     }
     done = run("deploy.host.results", action, AWS_ENDPOINT_URL=url, **environment)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
@@ -208,7 +202,7 @@ def test_results_of_all_hosts_make_one_run_directory(url: str, tmp_path: Path) -
     s3 = aws(url, "s3")
     s3.create_bucket(Bucket="results")
     own: dict[str, str] = {}
-    for role in ("replay", "replay-1", "learner", "evaluator"):
+    for role in ("replay", "learner", "evaluator"):
         shown = {f"metrics/{role}.jsonl": f"{role} 1", f"tensorboard/{role}/events.1": role}
         shown |= {"learner": {"config.yaml": "seed: 1"}, "evaluator": {"video.mp4": "film"}}.get(role, {})
         own |= written(tmp_path / role, shown)

@@ -73,8 +73,8 @@ def test_roles_get_their_own_keys_and_each_others_addresses(start: Any, suffix: 
     for role, (config, keys) in started.items():
         assert keys == keys_of(role)
         for link in USED[role]:
-            ours = split(config.addresses.of_link(link)[0])
-            server = split(started[LINKS[link].server].config.addresses.of_link(link)[0])
+            ours = split(getattr(config.addresses, link))
+            server = split(getattr(started[LINKS[link].server].config.addresses, link))
             is_server = LINKS[link].server == role
             assert (ours.host, ours.port) == ("*" if is_server else f"{LINKS[link].server}{suffix}", server.port)
 
@@ -92,7 +92,7 @@ def test_services_and_probes_reach_what_the_pods_serve() -> None:
     services = {item["metadata"]["name"]: item["spec"] for item in ITEMS if item["kind"] == "Service"}
     for link, (server, _) in LINKS.items():
         (port,) = (port["port"] for port in services[server]["ports"] if port["name"] == link)
-        assert port == split(on_kubernetes(server).config.addresses.of_link(link)[0]).port
+        assert port == split(getattr(on_kubernetes(server).config.addresses, link)).port
         assert services[server]["selector"]["role"] == server
     for role, pod in PODS.items():
         (container,) = pod["containers"]

@@ -224,16 +224,6 @@ def test_settings_of_the_user_data_are_keys_of_the_program(user_data: dict[str, 
     assert "seed: 3" in config_of(user_data[role])
 
 
-@pytest.mark.terraform
-def test_settings_of_a_fleet_with_several_replay_servers_and_gpus_are_keys_of_the_program(tmp_path: Path) -> None:
-    rendered = rendered_user_data(tmp_path, 'size = "large"', 'bucket = "my-results"')
-    assert rendered.keys() == {*ROLES, "replay-1", "replay-2", "replay-3"}
-    configs = {name: config_of(text) for name, text in rendered.items()}
-    assert all("  servers: 4\n" in text for text in configs.values())
-    assert "  index: 3\n" in configs["replay-3"]
-    assert "  devices: 4\n" in configs["learner"]
-
-
 def config_of(user_data: str) -> str:
     """Returns the configuration that main.py makes of the command line of the role's unit."""
     import yaml

@@ -154,22 +154,6 @@ def test_roles_start_with_the_arguments_the_addresses_of_the_job_and_keys(job: J
 
 
 @on_stand_ins
-def test_each_of_several_replay_servers_has_an_index_and_ports_which_the_others_know(job: Job) -> None:
-    both_done = DONE.replace("replay 0", "replay 0 0")
-    assert job.run("--config", "catch", "replay.servers=2", codes=both_done, **JOB) == (0, "")
-    servers, (learner,), (actor,) = job.starts("replay"), job.starts("learner"), job.starts("actor")
-    assert {word for words in servers for word in words if word.startswith("replay.index=")} == {
-        "replay.index=0", "replay.index=1"
-    }  # fmt: skip
-    for link, client in (("experience", actor), ("sampling", learner)):
-        lists = [next(word for word in words if word.startswith(f"addresses.{link}=")) for words in (*servers, client)]
-        assert lists[0] == lists[1]
-        assert lists[0].replace("*", "node1") == lists[2]
-        assert re.fullmatch(rf"addresses.{link}=\[tcp://node1:\d+,tcp://node1:\d+\]", lists[2])
-    assert len(set(re.findall(r":(\d+)", " ".join([*servers[0], *learner])))) == 5
-
-
-@on_stand_ins
 def test_actors_of_a_heterogeneous_job_are_its_second_component(job: Job) -> None:
     second = {"SLURM_JOB_NODELIST_HET_GROUP_1": "cpu[1-3]", "SLURM_TASKS_PER_NODE_HET_GROUP_1": "4(x3)"}
     cpus = {"SLURM_HET_SIZE": "2", "SLURM_CPUS_PER_TASK_HET_GROUP_1": "5"}
@@ -263,23 +247,16 @@ def nodes(number: int) -> list[str]:
 
 
 @on_a_real_slurm
-@pytest.mark.parametrize(
-    ("options", "servers"),
-    [(nodes(3), ["replay"]), ([*nodes(1), ":", *nodes(2)], ["replay", "replay-1"])],
-    ids=["one kind", "heterogeneous, two replay servers"],
-)
-def test_catch_run_trains_and_the_job_ends_with_0(
-    cluster: Cluster, tmp_path: Path, options: list[str], servers: list[str]
-) -> None:
-    run = Run(cluster, tmp_path, options, "total_updates=2000", f"replay.servers={len(servers)}")
+@pytest.mark.parametrize("options", [nodes(3), [*nodes(1), ":", *nodes(2)]], ids=["one kind", "heterogeneous"])
+def test_catch_run_trains_and_the_job_ends_with_0(cluster: Cluster, tmp_path: Path, options: list[str]) -> None:
+    run = Run(cluster, tmp_path, options, "total_updates=2000")
     fields = cluster.wait_for_state(run.job, "COMPLETED", 300)
     assert fields["ExitCode"] == "0:0"
     assert checkpoints(run.directory)[-1] == 2000
     assert run.newest("evaluator", "eval/updates") == 2000
     assert values(run.directory, "actor-0", "step")
     assert values(run.directory, "actor-1", "step")
-    for server in servers:
-        assert max(values(run.directory, server, "ledger/stored")) > 0
+    assert max(values(run.directory, "replay", "ledger/stored")) > 0
     assert list(run.directory.glob("keys-*")) == []
 
 

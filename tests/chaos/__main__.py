@@ -1,10 +1,10 @@
-"""Injects random faults into a fleet: `python -m tests.chaos --minutes 30 --seed 1 [--servers N]`.
+"""Injects random faults into a fleet: `python -m tests.chaos --minutes 30 --seed 1`.
 
-One replay server, or several, a learner, three actors and an evaluator, real processes with keys over loopback tcp with
-a proxy at every client; whatever ends is started again after a second, as systemd would. Every 10 to 30 s one of them
-is killed, terminated, stopped for a while, cut off for a while, or has its connections reset or lost, each of which
-befalls each process once in about 18 minutes; the same order for the same seed. One of several replay servers may also
-lose its disk. Prints a line of JSON; exit code 1 if something that must hold did not.
+A replay server, a learner, three actors and an evaluator, real processes with keys over loopback tcp with a proxy at
+every client; whatever ends is started again after a second, as systemd would. Every 10 to 30 s one of them is killed,
+terminated, stopped for a while, cut off for a while, or has its connections reset or lost, each of which befalls each
+process once in about 18 minutes; the same order for the same seed. Prints a line of JSON; exit code 1 if something
+that must hold did not.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import argparse
 import json
 import os
 import random
-import shutil
 import signal
 import subprocess
 import sys
@@ -34,10 +33,8 @@ from tests.rigs.fleet import Fleet, role_of
 from tests.rigs.processes import ROOT, Programs, catch
 from tests.rigs.proxy import Proxy
 
-OTHERS = ("learner", "actor-0", "actor-1", "actor-2", "evaluator")  # than the replay servers
+NAMES = ("replay", "learner", "actor-0", "actor-1", "actor-2", "evaluator")
 KINDS = ("SIGKILL", "SIGTERM", "SIGSTOP", "partition", "reset", "lose")
-REPLAY_LINKS = ("experience", "sampling")
-EMPTY = "empty"  # SIGKILL, and the loss of the disk
 PAUSE_SECONDS = (10.0, 30.0)  # between two faults
 LASTS_SECONDS = (5.0, 20.0)  # being stopped, or cut off
 RESTART_SECONDS = 1.0
@@ -64,10 +61,10 @@ class Soak:
     recoveries: list[tuple[float, str, Callable[[], None]]] = field(default_factory=list)  # when, whose, how
 
     def __post_init__(self) -> None:
-        metrics, servers = self.fleet.directory / "metrics", self.fleet.servers
-        self.names = (*servers, *OTHERS)
+        metrics = self.fleet.directory / "metrics"
+        self.names = NAMES
         self.updates = Advance(metrics / "learner.jsonl", "learner/updates")
-        self.frames = Advance(metrics / ("replay.jsonl" if len(servers) == 1 else "learner.jsonl"), "step")
+        self.frames = Advance(metrics / "replay.jsonl", "step")
         self.learning = Learning(metrics / "evaluator.jsonl")
         self.longest_leave_seconds = 0.0  # of the end of the soak
         self._has_begun = False
@@ -75,9 +72,8 @@ class Soak:
         self._restart_at: dict[str, float] = {}
         self._pause = threading.Event()
         self._pairs = [(name, kind) for name in self.names for kind in KINDS]
-        self._pairs += [(name, EMPTY) for name in servers if len(servers) > 1]
         self._pairs_left: list[tuple[str, str]] = []
-        for name in OTHERS:
+        for name in NAMES:
             self.fleet.all_proxies(name)
 
     @property
@@ -122,7 +118,7 @@ class Soak:
         self._leave(["learner", *(name for name in self.names if name not in (*actors, "learner"))])
 
     def _in_flight(self) -> float:
-        return sum(self.fleet.newest(name, "ledger/in_flight", 1) for name in self.fleet.servers)
+        return self.fleet.newest("replay", "ledger/in_flight", 1)
 
     def _leave(self, names: Sequence[str]) -> None:
         for name in names:
@@ -227,12 +223,7 @@ class Soak:
         name, kind = able[0]
         life, served = self.lives[name], self._proxies_of(name)
         proxies = [proxy for _, proxy in served]
-        if kind == EMPTY:
-            life.ended_by = "SIGKILL"
-            life.program.send(signal.SIGKILL)
-            life.program.process.wait(LEAVE_SECONDS)
-            shutil.rmtree(self.fleet.directory / name)
-        elif kind in ("SIGKILL", "SIGTERM"):
+        if kind in ("SIGKILL", "SIGTERM"):
             life.ended_by = kind
             life.program.send(signal.Signals[kind])
             if kind == "SIGTERM":
@@ -260,9 +251,8 @@ class Soak:
 
     def _proxies_of(self, name: str) -> list[tuple[str, Proxy]]:
         """Returns the proxies between a process and all others, each with the name of its server."""
-        names = {(link, index): server for index, server in enumerate(self.fleet.servers) for link in REPLAY_LINKS}
-        names["weights", 0] = "learner"
-        proxies = [(client, names[link, index], p) for (client, link, index), p in self.fleet.proxies.items()]
+        names = {"experience": "replay", "sampling": "replay", "weights": "learner"}
+        proxies = [(client, names[link], proxy) for (client, link), proxy in self.fleet.proxies.items()]
         return [(server, proxy) for client, server, proxy in proxies if name in (client, server)]
 
 
@@ -278,10 +268,7 @@ def check_end(soak: Soak, programs: Programs) -> None:
     final = programs.start(*config, "--role", "evaluator", f"checkpoint={soak.fleet.directory}", "episodes=100")
     if final.exit_code(120) != 0 or "mean return" not in final.stdout:
         soak.violations.append(f"the last checkpoint does not load: {final.stdout}{final.stderr}")
-    emptied = {name for name, kind in soak.faults if kind == EMPTY}
-    for name in soak.fleet.servers:
-        books = read_books(soak.fleet.directory, name, soak.lives.values(), len(soak.fleet.servers))
-        soak.violations += ledger_violations(books, name in emptied)
+    soak.violations += ledger_violations(read_books(soak.fleet.directory, soak.lives.values()))
 
 
 def report(soak: Soak, minutes: float, seed: int) -> dict[str, Any]:
@@ -302,18 +289,18 @@ def report(soak: Soak, minutes: float, seed: int) -> dict[str, Any]:
         "lowest_minute_return": round(min(means), 2) if means else None,
         "final_minute_return": round(means[-1], 2) if means else None,
         "dropped": soak.fleet.dropped(),
-        "ledger": newest_ledger(soak.fleet.directory, "replay"),
+        "ledger": newest_ledger(soak.fleet.directory),
         "resources": {f"{life.name} {life.number}": levels for life in lives if (levels := life.levels())},
         "violations": soak.violations,
     }
 
 
-def soak(folder: Path, minutes: float, seed: int, servers: int = 1) -> dict[str, Any]:
+def soak(folder: Path, minutes: float, seed: int) -> dict[str, Any]:
     """Runs a soak in an empty folder and returns its figures."""
     os.environ["PYTHONFAULTHANDLER"] = "1"  # see `_make_end`
     keys.create(folder / "keys")
     arguments = (*ARGUMENTS, f"security.keys={folder / 'keys'}")
-    with Programs(folder) as programs, Fleet(programs, folder / "run", *arguments, servers=servers) as fleet:
+    with Programs(folder) as programs, Fleet(programs, folder / "run", *arguments) as fleet:
         # First lives would else compile, and stay larger than those that read from the cache what they did.
         assert programs.start(*catch(folder / "compiled", "total_updates=200", *ARGUMENTS)).exit_code() == 0
         soak = Soak(fleet, random.Random(seed))
@@ -328,13 +315,12 @@ def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.chaos", description=__doc__)
     parser.add_argument("--minutes", type=float, default=30.0)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--servers", type=int, default=1, choices=(1, 2, 3), help="of replay, with three actors (1)")
     parser.add_argument("--keep", type=Path, help="folder for logs and metrics, which are else removed")
     chosen = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory(prefix="apex-jax-chaos-") as temporary:
         folder = chosen.keep or Path(temporary)
         folder.mkdir(parents=True, exist_ok=True)
-        figures = soak(folder, chosen.minutes, chosen.seed, chosen.servers)
+        figures = soak(folder, chosen.minutes, chosen.seed)
     print(json.dumps(figures), flush=True)
     return int(bool(figures["violations"]))
 

@@ -29,31 +29,25 @@ class Books(NamedTuple):
     steps: dict[int, int]  # of the environments, as the actors count that left in peace, by the same
 
 
-def read_books(directory: Path, server: str, lives: Iterable[Life], servers: int = 1) -> Books:
-    """Reads the results of a replay server of an ended fleet; `lives`: the processes that ended regularly."""
+def read_books(directory: Path, lives: Iterable[Life]) -> Books:
+    """Reads the results of the replay server of an ended fleet; `lives`: the processes that ended regularly."""
     config = load(ROOT / "configs" / "catch.yaml")
     spec = segment_spec(config)
-    saved = Snapshots(directory / server, FileHeader(config.compatibility_key, spec)).read_newest()
-    assert saved is not None, f"{server} has left no snapshot"
+    saved = Snapshots(directory / "replay", FileHeader(config.compatibility_key, spec)).read_newest()
+    assert saved is not None, "the replay server has left no snapshot"
     rows = saved.ledger.to_array().tolist()
     accounts = {int(digest_of_peer_id(peer_id), 16): TransitionCounts(*numbers) for peer_id, *numbers in rows}
-    steps = steps_of(lives)
-    if servers > 1:  # an actor has an account at each server to which it has belonged, and one count of all its steps
-        steps = {peer_id: made for peer_id, made in steps.items() if peer_id in accounts}
-    return Books(newest_ledger(directory, server), accounts, saved.limiter["inserted"], steps)
+    return Books(newest_ledger(directory), accounts, saved.limiter["inserted"], steps_of(lives))
 
 
-def newest_ledger(directory: Path, server: str) -> dict[str, float]:
-    """Returns the newest ledger that a replay server wrote to its metrics, by name; empty before the first."""
-    line = read_metrics(directory / "metrics" / f"{server}.jsonl")[-1]
+def newest_ledger(directory: Path) -> dict[str, float]:
+    """Returns the newest ledger that the replay server wrote to its metrics, by name; empty before the first."""
+    line = read_metrics(directory / "metrics" / "replay.jsonl")[-1]
     return {tag.removeprefix("ledger/"): value for tag, value in line.items() if tag.startswith("ledger/")}
 
 
 def steps_of(lives: Iterable[Life]) -> dict[int, int]:
-    """Returns the environment steps of each actor among these, by the digest of its only peer id.
-
-    An actor that has moved from one replay server to another has had several, and is left out.
-    """
+    """Returns the environment steps of each actor among these, by the digest of its peer id."""
     steps = {}
     for life in lives:
         if role_of(life.name) == "actor" and len(found := PROCESS.findall(life.program.stderr)) == 1:
@@ -61,21 +55,18 @@ def steps_of(lives: Iterable[Life]) -> dict[int, int]:
     return steps
 
 
-def ledger_violations(books: Books, has_been_emptied: bool = False) -> list[str]:
-    """Returns the violated invariants after the actors, and then all others, have ended.
-
-    `has_been_emptied`: the server has lost its disk once, and the transitions and accounts of that time with it.
-    """
+def ledger_violations(books: Books) -> list[str]:
+    """Returns the violated invariants after the actors, and then all others, have ended."""
     ledger, lines = books.ledger, []
     outcomes = sum(value for name, value in ledger.items() if name != "produced")
     if ledger["produced"] != outcomes:
         lines.append(f"the ledger does not add up: {ledger}")
-    for name in ("in_flight", *(() if has_been_emptied else ("lost_with_replay",))):  # no actor is left
+    for name in ("in_flight", "lost_with_replay"):  # no actor is left
         if ledger[name]:
             lines.append(f"the ledger ends with {ledger[name]:g} transitions {name}")
     if ledger["stored"] != books.inserted:
         lines.append(f"the ledger has {ledger['stored']:g} transitions stored, the replay {books.inserted}")
-    for peer_id, steps in () if has_been_emptied else books.steps.items():
+    for peer_id, steps in books.steps.items():
         lines += account_violations(f"{peer_id:016x}", steps, books.accounts.get(peer_id, TransitionCounts()))
     return lines
 

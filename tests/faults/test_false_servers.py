@@ -13,6 +13,7 @@ import zmq
 
 from apex_jax.host.errors import RunError
 from apex_jax.links.experience_client import ExperienceClient
+from apex_jax.links.sampling_client import SamplingClient
 from apex_jax.links.weights_client import WeightsClient
 from apex_jax.transport import sockets, wire
 from apex_jax.transport.messages import (
@@ -26,7 +27,6 @@ from apex_jax.transport.messages import (
 )
 from tests.rigs import experience_link, sampling_link
 from tests.rigs.links import CONFIG, SPEC, free_address, wait_until
-from tests.rigs.sampling_link import AskingClient
 from tests.rigs.weights_link import COMPATIBILITY_KEY, PARAMS
 
 WELCOME = ActorWelcome(1, np.arange(4, dtype=np.int32), ladder_size=8, max_outstanding_segments=4)
@@ -88,7 +88,7 @@ class Endless:
 CLIENTS: dict[str, tuple[Any, Callable[[zmq.Context, str], Any]]] = {
     "learner": (
         Credit(0),
-        lambda context, address: AskingClient(context, address, SPEC, sampling_link.hello_of(), 6, groups=2),
+        lambda context, address: SamplingClient(context, address, SPEC, sampling_link.hello_of(), 6, 2, 0.4),
     ),
     "actor": (
         SegmentAck(0),

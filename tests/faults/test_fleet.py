@@ -83,7 +83,7 @@ def leave_in_order(fleet: Fleet, *actors: str) -> list[str]:
         assert fleet.end(name, by=signal.SIGTERM) == 128 + signal.SIGTERM
     metrics = fleet.directory / "metrics"
     lives = [Life(name, 1, fleet.running[name], metrics=metrics / f"{name}.jsonl") for name in actors]
-    books = read_books(fleet.directory, "replay", lives)
+    books = read_books(fleet.directory, lives)
     assert len(books.steps) == len(actors)
     assert books.ledger["lost_with_actor"] == 0
     return ledger_violations(books)
@@ -98,7 +98,7 @@ def test_fault_14_an_actor_waits_for_a_learner_that_is_frozen_for_30_s_and_nothi
     acts(fleet, "actor-0")
 
     def counts() -> tuple[dict[str, float], float]:
-        return newest_ledger(fleet.directory, "replay"), fleet.newest("actor-0", "actor/environment_steps", 0.0)
+        return newest_ledger(fleet.directory), fleet.newest("actor-0", "actor/environment_steps", 0.0)
 
     def memory_bytes(name: str) -> float:
         return fleet.newest(name, "system/resident_memory_bytes", 0.0)

@@ -11,13 +11,14 @@ import numpy as np
 import pytest
 import zmq
 
-from apex_jax.links.sampling_client import SEGMENTS_WINDOW
+from apex_jax.links.sampling_client import SEGMENTS_WINDOW, Batches, SamplingClient
 from apex_jax.run.metric_files import read_metrics
 from apex_jax.segment_codec import value_limits
 from apex_jax.transport import sockets, wire
 from apex_jax.transport.messages import (
     ActorHello,
     ActorWelcome,
+    Credit,
     EpisodeStatistics,
     Goodbye,
     IndexBatches,
@@ -30,8 +31,7 @@ from apex_jax.transport.messages import (
 )
 from apex_jax.types import MAX_COUNT, MAX_ENVIRONMENT_STEPS, SegmentRecord
 from tests.fuzz.targets import fuzz_config
-from tests.rigs.links import CONFIG, SPEC, TRANSITIONS, credit, highest, waiting_in
-from tests.rigs.sampling_link import AskingClient
+from tests.rigs.links import CONFIG, SPEC, TRANSITIONS, highest, waiting_in
 from tests.rigs.served import BODY, Served, segment, stores_for
 
 MOST_GAMES = 4096  # in one message
@@ -66,7 +66,7 @@ def test_fault_39_backlog_of_slow_messages_does_not_starve_the_learner(
 ) -> None:
     actor, learner = served.actor(1), served.learner()
     stores_for(served, actor, 1, 1)
-    learner.send(credit(groups=1, segments=10))
+    learner.send(Credit(10, 1))
     learner.receive(StreamedSegments)
     learner.receive(IndexBatches)
     monkeypatch.setattr(sockets, "READING_TURN_SECONDS", 0.0, raising=False)  # one message takes a whole turn
@@ -74,7 +74,7 @@ def test_fault_39_backlog_of_slow_messages_does_not_starve_the_learner(
     serve, learner.meanwhile = learner.meanwhile, lambda: None
     for _ in range(20):
         actor.socket.send_multipart(wire.encode(statistics(1)))
-    learner.send(credit(groups=1, segments=10))
+    learner.send(Credit(10, 1))
     assert experience.poll(10_000)
     assert sampling.poll(10_000)
     serve()
@@ -144,8 +144,8 @@ def test_fault_39_replies_to_an_actor_that_does_not_read_are_limited(served: Ser
     peer = served.peer("experience")
     peer.socket.set(zmq.RCVHWM, 1)
     peer.socket.set(zmq.RCVBUF, 4096)
-    peer.socket.disconnect(served.config.addresses.experience[0])
-    peer.socket.connect(served.config.addresses.experience[0])
+    peer.socket.disconnect(served.config.addresses.experience)
+    peer.socket.connect(served.config.addresses.experience)
     for peer_id in range(1, 601):
         peer.send(ActorHello(peer_id, CONFIG.compatibility_key, MOST_GAMES))
     peer.send(statistics(1))
@@ -164,10 +164,10 @@ def test_fault_39_segments_without_pixels_are_excluded_after_the_learners_report
     body = damaged.body[:number] + b"x"  # sound columns: the server stores it, and draws nearly nothing else
     actor.send(damaged._replace(body=body, crc=zlib.crc32(body)))
     served.until(lambda: served.server.replay.buffer.inserted_segments == 2)
-    assert (served.server.replay.buffer.sample([4], 0.0).indices // SPEC.slots == 1).all()
+    assert (served.server.replay.buffer.sample(1, 4, 0.0).indices // SPEC.slots == 1).all()
     hello = LearnerHello(5, served.config.compatibility_key, 0, batches_at_once=1, batch_size=4)
-    address, capacity = served.config.addresses.sampling[0], served.server.replay.buffer.capacity_segments
-    stream = AskingClient(served.context, address, SPEC, hello, capacity, groups=1)
+    address, capacity = served.config.addresses.sampling, served.server.replay.buffer.capacity_segments
+    stream = SamplingClient(served.context, address, SPEC, hello, capacity, 1, 0.4)
     try:
         shares = [damaged_share(served, stream) for _ in range(10)]
     finally:
@@ -176,13 +176,13 @@ def test_fault_39_segments_without_pixels_are_excluded_after_the_learners_report
     assert served.server.sampling.dropped["corrupt_segment"] == 1
 
 
-def damaged_share(served: Served, stream: AskingClient) -> float:
+def damaged_share(served: Served, stream: SamplingClient) -> float:
     """Consumes messages up to the next batch; returns the share of the second segment in it."""
     share: list[float] = []
 
     def consume() -> bool:
-        if (item := stream.next()) is not None:
-            if isinstance(item.content, IndexBatches):
+        if (item := stream.next(0.0)) is not None:
+            if isinstance(item.content, Batches):
                 stream.update_priorities(item, np.ones((1, 4), np.float32))
                 share.append(float(np.mean(item.content.indices // SPEC.slots == 1)))
             stream.consumed(item)
@@ -198,7 +198,7 @@ def damaged_share(served: Served, stream: AskingClient) -> float:
 def test_fault_26_largest_step_counts_of_a_learner_and_an_actor_overflow_no_counter(
     served: Served, tmp_path: Path
 ) -> None:
-    served.learner(environment_steps=MAX_ENVIRONMENT_STEPS).send(credit(groups=2, segments=10))
+    served.learner(environment_steps=MAX_ENVIRONMENT_STEPS).send(Credit(10, 2))
     actor = served.actor(1)
     actor.send(segment(1, 1, produced=MAX_COUNT))
     stores_for(served, actor, 1, 2)
@@ -251,12 +251,12 @@ def test_fault_26_new_peer_ids_on_one_connection_do_not_grow_the_queues(full: Se
 def test_fault_26_endless_credit_does_not_cause_endless_work(served: Served) -> None:
     learner = served.learner()
     for _ in range(100):
-        learner.send(credit(groups=2**13, segments=2**20))
+        learner.send(Credit(2**20, 2**13))
     served.until(lambda: not served.server.sampling_socket.poll(10))
     peer = served.server.sampling.learner
     assert peer is not None
     assert SEGMENTS_WINDOW <= peer.segments_credit <= 2**13
-    assert len(peer.asked) <= 2**13
+    assert peer.draws_credit <= 2**13
 
 
 # Turns that never end ---------------------------------------------------------------------------------------------
@@ -290,12 +290,12 @@ def test_fault_26_batches_are_drawn_only_for_the_learner_that_is_known(served: S
     stores_for(served, served.actor(1), 1, 1)
     stranger, learner = served.peer("sampling"), served.learner()
     nothing = (np.zeros(0, dtype) for dtype in (np.int32, np.uint32, np.float32))
-    stranger.send(credit(groups=1, segments=10), PriorityUpdate(*nothing))
-    learner.send(credit(groups=0, segments=10))
+    stranger.send(Credit(10, 1), PriorityUpdate(*nothing))
+    learner.send(Credit(10, 0))
     for _ in range(20):
         served.serve()
     assert served.server.sampling.learner is not None
-    assert not served.server.sampling.learner.asked
+    assert served.server.sampling.learner.draws_credit == 0
     stranger.receive(Rejoin)
     stranger.receive(Rejoin)
     assert stranger.receives_nothing()

@@ -32,7 +32,7 @@ def test_fault_06_resumed_learner_equals_its_checkpoint_bit_for_bit(tmp_path: Pa
     state, progress = save_checkpoint(tmp_path, updates=4000)
     links = LocalLinks()
     context = zmq.Context()
-    addresses = AddressConfig((links.experience,), (links.sampling,), links.weights)
+    addresses = AddressConfig(links.experience, links.sampling, links.weights)
     config = config_of(tmp_path).replace(addresses=addresses)
     with open_learner(RoleContext(config, context, "learner"), segment_spec(config)) as learner:
         assert_equal_bits(learner.state, state)

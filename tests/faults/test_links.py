@@ -15,8 +15,9 @@ import pytest
 import zmq
 
 from apex_jax.links import connection, experience_client, sampling_client
+from apex_jax.links.sampling_client import Batches
 from apex_jax.transport import sockets, wire
-from apex_jax.transport.messages import ActorHello, IndexBatches, SegmentAck
+from apex_jax.transport.messages import ActorHello, SegmentAck
 from tests.fuzz.tcp import frame, open_behind_the_handshake
 from tests.rigs import experience_link, sampling_link
 from tests.rigs.links import CONFIG, TRANSITIONS, segment_of, wait_until
@@ -117,7 +118,7 @@ def test_fault_32_no_priority_is_applied_twice_and_no_batch_uses_other_segments(
         def learn() -> None:
             nonlocal updates
             item = learner.consume()  # asserts that every batch fits the segments that have come
-            if item is not None and isinstance(item.content, IndexBatches):
+            if item is not None and isinstance(item.content, Batches):
                 updates += 1
                 learner.stream.update_priorities(item, np.full(item.content.indices.shape, updates, np.float32))
 

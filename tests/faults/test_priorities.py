@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from apex_jax.replay.fractions import importance_weights
+from apex_jax.replay.importance_weights import importance_weights
 from apex_jax.replay.sum_tree import SumTree
 from apex_jax.transport import wire
 from apex_jax.transport.messages import (
@@ -157,7 +157,7 @@ def test_fault_24_weights_of_the_smallest_beside_the_largest_priority_are_finite
     assert buffer.update_priorities(starts, np.ones(TRANSITIONS, int), extremes).applied == TRANSITIONS
     for priorities in (extremes, np.zeros(TRANSITIONS)):  # zeros are raised to the floor
         buffer.update_priorities(starts, np.ones(TRANSITIONS, int), priorities)
-        draw = buffer.sample([32] * 64, 0.0)
+        draw = buffer.sample(64, 32, 0.0)
         assert np.isin(draw.indices, starts).all()
         weights = importance_weights(draw.probabilities.reshape(64, 32), 0.4)
         assert np.isfinite(weights).all()

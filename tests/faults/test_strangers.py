@@ -42,7 +42,7 @@ class Served:
         self.is_sound()
 
     def address(self, link: str) -> str:
-        return self.config.addresses.of_link(link)[0]
+        return getattr(self.config.addresses, link)
 
     def peer(self, link: str) -> Peer:
         connect = {"experience": sockets.connect_experience, "sampling": sockets.connect_sampling}[link]

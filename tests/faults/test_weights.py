@@ -11,9 +11,9 @@ import pytest
 
 from apex_jax.host.errors import RunError
 from apex_jax.links import connection, weights_client
+from apex_jax.links import server as link_server
 from apex_jax.transport import wire
 from apex_jax.transport.messages import (
-    WEIGHTS_PIECE_BYTES,
     Finish,
     WeightsHello,
     WeightsOffer,
@@ -28,10 +28,10 @@ from tests.rigs.weights_link import (
     FalseLearner,
     Link,
     assert_equal_bits,
+    body_of,
     large_params,
     newest,
     params_of,
-    piece_of,
 )
 
 
@@ -52,10 +52,33 @@ def test_fault_16_client_that_does_not_read_slows_no_other_and_continues_with_th
     slow = link.joined_peer(architecture_of(large_params(0)))
     for updates in range(1, 40):
         server.publish(large_params(updates), updates, 0)
-        slow.send(WeightsRequest(0, 0), WeightsRequest(0, WEIGHTS_PIECE_BYTES))
+        slow.send(WeightsRequest())
         newest(well, updates)
     slow.socket.close(linger=0)
     assert_equal_bits(newest(link.client(large_params(0)), 39).params, large_params(39))
+
+
+def test_fault_16_slow_line_carries_whole_weights_while_neither_side_takes_the_other_for_dead(
+    link: Link, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(weights_client, "PEER_TIMEOUT_SECONDS", 1.0)
+    monkeypatch.setattr(link_server, "PEER_TIMEOUT_SECONDS", 1.0)
+    params = large_params(0, 3_000_000)
+    server, well = link.server(params=params), link.client(params)
+    with Proxy(link.address) as proxy:
+        proxy.conditions.bytes_per_second = 1e6
+        link.address = proxy.address
+        slow = link.client(params)
+        server.publish(large_params(1, 3_000_000), 1, 0)
+        for updates in range(2, 12):
+            newest(well, updates - 1)
+            server.publish(large_params(updates, 3_000_000), updates, 0)
+        assert slow.newest is None
+        assert (first := slow.fetch_after(None, 20.0)) is not None
+        assert (second := slow.fetch_after(first, 20.0)) is not None
+        assert second.updates == 11, "the newest then"
+        assert (slow.disconnects, proxy.traffic.connections) == (0, 1)
+        slow.close()
 
 
 def test_fault_17_late_client_has_the_last_weights_within_2_s(link: Link) -> None:
@@ -79,10 +102,10 @@ def test_fault_18_weights_with_a_flipped_bit_are_counted_and_requested_again(lin
         flipped = bytearray(body)
         flipped[place] ^= 1 << place % 8
         learner.receive(WeightsRequest)
-        learner.send(piece_of(2, 2, piece=bytes(flipped)))
+        learner.send(body_of(2, 2)._replace(body=bytes(flipped)))
         assert client.newest is kept
     learner.receive(WeightsRequest)
-    learner.send(piece_of(2, 2))
+    learner.send(body_of(2, 2))
     assert_equal_bits(newest(client, 2).params, params_of(2))
     assert client.dropped == {"bad_checksum": len(range(0, len(body), 7))}
 
@@ -102,12 +125,12 @@ def test_fault_18_weights_that_are_not_finite_are_counted_and_the_old_ones_kept(
     assert_equal_bits(newest(client, 3).params, params_of(3))
 
 
-def test_fault_19_unrequested_piece_is_ignored(link: Link, learner: FalseLearner) -> None:
+def test_fault_19_unrequested_weights_are_ignored(link: Link, learner: FalseLearner) -> None:
     client = link.client()
     learner.receive(WeightsHello)
     learner.gives(version=5, seed=5)
     client.fetch_after(kept := newest(client, 5))
-    learner.send(piece_of(5, 6), WeightsOffer(PEER_ID, 5, False))
+    learner.send(body_of(5, 6), WeightsOffer(PEER_ID, 5, False))
     learner.gives(version=6, seed=7)
     assert newest(client, 7).version == 6
     assert_equal_bits(kept.params, params_of(5))
@@ -116,9 +139,8 @@ def test_fault_19_unrequested_piece_is_ignored(link: Link, learner: FalseLearner
 @pytest.mark.parametrize(("answer", "said"), [
     ([b"garbage"], "not_msgpack"),
     (Finish("over"), "unknown_kind: Finish"),
-    (piece_of(1, body=b"abcd"), "weights of 4 bytes, not 96"),
-    (piece_of(1, piece=b"abcd"), "from 0 to 4"),
-], ids=["garbage", "another link's", "another length", "half a piece"])  # fmt: skip
+    (body_of(1, body=b"abcd"), "weights of 4 bytes, not 96"),
+], ids=["garbage", "another link's", "another length"])  # fmt: skip
 def test_a_learner_that_breaks_the_protocol_ends_its_clients_in_one_line(
     link: Link, learner: FalseLearner, answer: Any, said: str
 ) -> None:
@@ -138,25 +160,22 @@ def test_fault_30_a_learner_of_another_release_ends_its_clients_in_one_line_with
 ) -> None:
     client = link.client()
     learner.receive(WeightsHello)
-    learner.send(speaking(wire.PROTOCOL_VERSION + 1, piece_of(1)))
+    learner.send(speaking(wire.PROTOCOL_VERSION + 1, body_of(1)))
     versions = f"version {wire.PROTOCOL_VERSION + 1}, this process version {wire.PROTOCOL_VERSION}"
     with pytest.raises(RunError, match=f"^the learner at {link.address} .* {versions}"):
         wait_until(lambda: client.newest)
 
 
-def test_weights_newer_than_their_offer_are_accepted(
-    link: Link, learner: FalseLearner, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(weights_client, "STALLED_SECONDS", 1_000.0)
+def test_weights_newer_than_their_offer_are_accepted(link: Link, learner: FalseLearner) -> None:
     client = link.client()
     learner.receive(WeightsHello)
     learner.send(WeightsOffer(PEER_ID, 1, False))
     learner.receive(WeightsRequest)
-    learner.send(piece_of(2, 2))  # published meanwhile
+    learner.send(body_of(2, 2))  # published meanwhile
     client.fetch_after(newest(client, 2))
     learner.send(WeightsOffer(PEER_ID, 3, False))
     learner.receive(WeightsRequest)
-    learner.send(piece_of(2, 2))  # as when as many versions are held as may be
+    learner.send(body_of(2, 2))  # as when as many versions are held as may be
     learner.gives(version=4, seed=4)
     newest(client, 4)
 

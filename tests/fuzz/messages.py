@@ -17,7 +17,7 @@ from apex_jax.segment_codec import encode_segment
 from apex_jax.transport import wire
 from apex_jax.transport.messages import (
     StreamedSegments,
-    WeightsPiece,
+    WeightsBody,
 )
 from apex_jax.types import Array, Buffer, Flag, Integer, Real, SegmentRecord, Text
 from tests.rigs.links import SPEC, segment_of
@@ -85,8 +85,8 @@ class Fuzzer:
             bodies = [self.random.choice(BODIES) for _ in range(count)]
             lengths = np.array([len(body) for body in bodies], np.int32)
             message = message._replace(body_bytes=lengths, bodies=b"".join(bodies))
-        elif isinstance(message, WeightsPiece) and self.random.random() < 0.8:
-            message = message._replace(crc=zlib.crc32(message.piece))
+        elif isinstance(message, WeightsBody) and self.random.random() < 0.8:
+            message = message._replace(crc=zlib.crc32(message.body))
         return message
 
     def noise(self, num_bytes: int) -> bytes:

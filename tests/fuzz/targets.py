@@ -100,7 +100,7 @@ class ReplayTarget:
         self._link = link
         self._context = zmq.Context()
         config = fuzz_config(directory, samples_per_insert={"experience": 0.0, "sampling": 16.0}[link])
-        self._address = config.addresses.of_link(link)[0]
+        self._address = getattr(config.addresses, link)
         kinds = {
             "experience": (ActorHello, SegmentRecord, SegmentRecord, EpisodeStatistics, ActorStatus, Goodbye),
             "sampling": (LearnerHello, Credit, PriorityUpdate, PriorityUpdate, Goodbye),
@@ -267,7 +267,7 @@ def fuzz_config(directory: Path, samples_per_insert: float = 0.0) -> Config:
             samples_per_insert=samples_per_insert,
             error_buffer=1000.0,
         ),
-        addresses=AddressConfig((free_address(),), (free_address(),), free_address()),
+        addresses=AddressConfig(free_address(), free_address(), free_address()),
     )
 
 

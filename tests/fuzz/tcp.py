@@ -105,7 +105,7 @@ def fuzz_tcp(directory: Path, connections: int, seed: int, has_keys: bool = Fals
         fleet.start("replay", "learner", "actor-0")
         fleet.running["learner"].wait_until(lambda: fleet.updates() > 500, START_SECONDS)  # all is compiled
         before = _resources(fleet)
-        for link, [address] in fleet.addresses.items():
+        for link, address in fleet.addresses.items():
             port = int(address.rpartition(":")[2])
             held = [_open(port, data) for data in greetings.values() for _ in range(HALF_OPEN)]
             if not has_keys:

@@ -6,7 +6,6 @@ import signal
 import threading
 from pathlib import Path
 
-from apex_jax.config import server_name
 from apex_jax.run.metric_files import read_metrics
 from apex_jax.types import PEER_TIMEOUT_SECONDS
 from tests.rigs.ports import free_port
@@ -41,18 +40,14 @@ def role_of(name: str) -> str:
 class Fleet:
     """Starts roles by name, and reads their progress from their metrics."""
 
-    def __init__(self, programs: Programs, directory: Path, *arguments: str, servers: int = 1) -> None:
+    def __init__(self, programs: Programs, directory: Path, *arguments: str) -> None:
         self.directory = directory
-        self.servers = [server_name(index) for index in range(servers)]  # of replay
         self.running: dict[str, Program] = {}  # the last of each name, which may have ended
-        self.proxies: dict[tuple[str, str, int], Proxy] = {}  # by name of the client, link, and index of the server
+        self.proxies: dict[tuple[str, str], Proxy] = {}  # by name of the client, and link
         self.statuses: dict[str, str] = {}  # address of the status of each process that serves it
         self._programs = programs
         self._arguments = arguments
-        self.addresses = {
-            link: [f"tcp://127.0.0.1:{free_port()}" for _ in range(number)]
-            for link, number in (("experience", servers), ("sampling", servers), ("weights", 1))
-        }
+        self.addresses = {link: f"tcp://127.0.0.1:{free_port()}" for link in ("experience", "sampling", "weights")}
 
     def __enter__(self) -> Fleet:
         return self
@@ -69,26 +64,22 @@ class Fleet:
         """Starts and restarts processes; returns the last of them. `lines`: see `Program`."""
         for name in names:
             addresses = [f"addresses.{link}={self._of_link(name, link)}" for link in self.addresses]
-            settings = [f"replay.servers={len(self.servers)}"]
-            if name in self.servers:
-                settings.append(f"replay.index={self.servers.index(name)}")
             if name in self.statuses:
-                settings.append(f"addresses.status={self.statuses[name]}")
-            arguments = catch(self.directory, ENDLESS, *addresses, *settings, *self._arguments)
+                addresses.append(f"addresses.status={self.statuses[name]}")
+            arguments = catch(self.directory, ENDLESS, *addresses, *self._arguments)
             self.running[name] = self._programs.start("--role", role_of(name), "--name", name, *arguments, lines=lines)
         return self.running[names[-1]]
 
-    def proxy(self, name: str, link: str, server: int = 0) -> Proxy:
-        """Returns the proxy through which a process uses a link to a server; ask for it before the start."""
+    def proxy(self, name: str, link: str) -> Proxy:
+        """Returns the proxy through which a process uses a link; ask for it before the start."""
         assert link in CONNECTS_TO[role_of(name)], f"{name} does not connect to {link}"
-        if (name, link, server) not in self.proxies:
-            self.proxies[name, link, server] = Proxy(self.addresses[link][server])
-        return self.proxies[name, link, server]
+        if (name, link) not in self.proxies:
+            self.proxies[name, link] = Proxy(self.addresses[link])
+        return self.proxies[name, link]
 
     def all_proxies(self, name: str) -> list[Proxy]:
         """Returns the proxies through which a process uses its links; ask for them before the start."""
-        links = CONNECTS_TO[role_of(name)]
-        return [self.proxy(name, link, server) for link in links for server in range(len(self.addresses[link]))]
+        return [self.proxy(name, link) for link in CONNECTS_TO[role_of(name)]]
 
     def end(self, name: str, by: signal.Signals = signal.SIGKILL) -> int:
         """Ends a process, waits until it has gone, and returns its exit code."""
@@ -100,8 +91,8 @@ class Fleet:
         return self.newest("learner", "learner/updates", 0.0)
 
     def actors(self) -> float:
-        """Returns how many actors the replay servers counted last."""
-        return sum(self.newest(name, "replay/actors", 0.0) for name in self.servers)
+        """Returns how many actors the replay server counted last."""
+        return self.newest("replay", "replay/actors", 0.0)
 
     def newest(self, name: str, tag: str, otherwise: float) -> float:
         """Returns the last value that a process has written under a tag."""
@@ -122,10 +113,9 @@ class Fleet:
         return [name for name, program in self.running.items() if "Traceback" in program.stderr]
 
     def _of_link(self, name: str, link: str) -> str:
-        """Returns the address of the only server of a link, or the list of the addresses of all."""
-        proxies = [self.proxies.get((name, link, server)) for server in range(len(self.addresses[link]))]
-        addresses = [proxy.address if proxy else own for proxy, own in zip(proxies, self.addresses[link], strict=True)]
-        return addresses[0] if len(addresses) == 1 else f"[{','.join(addresses)}]"
+        """Returns the address of a link, that of its proxy if there is one."""
+        proxy = self.proxies.get((name, link))
+        return proxy.address if proxy else self.addresses[link]
 
 
 def begins(fleet: Fleet, actors: int) -> None:

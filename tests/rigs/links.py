@@ -19,7 +19,6 @@ from apex_jax.links.outbox import transitions_of
 from apex_jax.replay.rate_limiter import RateLimiter
 from apex_jax.replay.replay import Replay
 from apex_jax.transport import sockets, wire
-from apex_jax.transport.messages import NO_COUNTS, Credit
 from apex_jax.types import ActionSpec, Columns, Integer, Real, Segment, SegmentSpec
 from tests.rigs.ports import free_port
 
@@ -72,13 +71,6 @@ def replay_of(num_segments: int = 64, limiter: RateLimiter | None = None) -> Rep
     replay = Replay(CONFIG.replace(replay=in_memory), SPEC, np.random.default_rng(0))
     replay.limiter = limiter or free_limiter()
     return replay
-
-
-def credit(groups: int = 0, segments: int = 0, environment_steps: int = 0, shape: tuple[int, int] = (1, 4)) -> Credit:
-    """Credit for whole groups of `shape`, K batches of B transitions."""
-    batches, size = shape
-    counts = np.full((groups, batches), size, np.int32) if groups else NO_COUNTS
-    return Credit(segments, counts, environment_steps)
 
 
 def free_limiter(min_size: int = 1) -> RateLimiter:

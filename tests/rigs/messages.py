@@ -12,7 +12,7 @@ KIND_NUMBERS = {
     "ActorHello": 0, "ActorWelcome": 1, "SegmentRecord": 2, "SegmentAck": 3, "EpisodeStatistics": 4, "ActorStatus": 5,
     "Rejoin": 6, "Goodbye": 7, "Refusal": 8, "Finish": 9, "LearnerHello": 10, "LearnerWelcome": 11, "Credit": 12,
     "StreamedSegments": 13, "IndexBatches": 14, "PriorityUpdate": 15, "CorruptSegments": 16, "WeightsHello": 17,
-    "WeightsHeartbeat": 18, "WeightsOffer": 19, "WeightsRequest": 20, "WeightsPiece": 21,
+    "WeightsHeartbeat": 18, "WeightsOffer": 19, "WeightsRequest": 20, "WeightsBody": 21,
 }  # fmt: skip
 
 

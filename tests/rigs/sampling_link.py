@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import numpy as np
 import zmq
 
-from apex_jax.links import sampling_client
 from apex_jax.links.sampling_client import Received, SamplingClient, Segments
 from apex_jax.links.sampling_server import SamplingServer
 from apex_jax.replay.rate_limiter import RateLimiter
@@ -24,8 +21,6 @@ from apex_jax.transport.messages import (
     LearnerWelcome,
     StreamedSegments,
 )
-from apex_jax.types import SegmentSpec
-from tests.rigs import links
 from tests.rigs.links import (
     CONFIG,
     SPEC,
@@ -40,8 +35,8 @@ from tests.rigs.links import (
 )
 
 K, B = 2, 16
-credit = partial(links.credit, shape=(K, B))
 CAPACITY = 6  # segments
+BETA = 0.4
 L = SPEC.slots
 
 
@@ -58,9 +53,6 @@ def streamed(*numbers: int, ring_slots: list[int] | None = None, bodies: list[by
         generations=np.array(numbers, np.uint32),
         body_bytes=np.array([len(body) for body in bodies], np.int32),
         bodies=b"".join(bodies),
-        total_priority=1.0,
-        size_transitions=6,
-        allowed_samples=100,
     )
 
 
@@ -69,9 +61,6 @@ def batches_of(index: int, shape: tuple[int, int] = (K, B), environment_steps: i
         indices=np.full(shape, index, np.int32).ravel(),
         generations=np.ones(shape, np.uint32).ravel(),
         probabilities=np.ones(shape).ravel(),
-        total_priority=1.0,
-        size_transitions=6,
-        allowed_samples=100,
         replay_id="0123456789abcdef",
         environment_steps=environment_steps,
         samples_per_insert=1.0,
@@ -79,48 +68,13 @@ def batches_of(index: int, shape: tuple[int, int] = (K, B), environment_steps: i
     )
 
 
-class AskingClient(SamplingClient):
-    """Asks for `groups` whole groups when it joins, and for another one in place of each that is consumed."""
-
-    def __init__(
-        self,
-        context: zmq.Context,
-        address: str,
-        spec: SegmentSpec,
-        hello: LearnerHello,
-        capacity_segments: int,
-        groups: int,
-        away_limit_seconds: float = 0.0,
-    ) -> None:
-        self._whole_groups = groups  # before the thread begins
-        window = sampling_client.SEGMENTS_WINDOW
-        super().__init__(context, address, spec, hello, capacity_segments, groups, away_limit_seconds, window=window)
-
-    def update_priorities(self, item: Received, priorities: np.ndarray) -> None:
-        super().update_priorities(item, priorities.ravel())
-
-    def _on_welcome(self, message: LearnerWelcome, now_seconds: float) -> None:
-        super()._on_welcome(message, now_seconds)
-        self._ask_for(self._whole_groups, self.epoch)
-
-    def _ask_for(self, groups: int, epoch: int) -> None:
-        self.ask(np.full((groups, self._hello.batches_at_once), self._hello.batch_size, np.int32), epoch)
-
-    def consumed(self, item: Received) -> None:
-        if isinstance(item.content, Segments):
-            super().consumed(item)
-        else:
-            self._ask_for(1, item.epoch)
-
-
 class Server(ServerEnd):
     """The replay server's side."""
 
-    def __init__(self, address: str, limiter: RateLimiter, capacity: int = CAPACITY, index: int = 0) -> None:
+    def __init__(self, address: str, limiter: RateLimiter, capacity: int = CAPACITY) -> None:
         super().__init__(sockets.serve_sampling, address, replay_of(capacity, limiter))
         self.inserted = 0
-        config = CONFIG.replace(replay=replace(CONFIG.replay, index=index))
-        self.service = SamplingServer(self.socket, config, self.replay)
+        self.service = SamplingServer(self.socket, CONFIG, self.replay)
         self.dropped = self.service.dropped
 
     def insert(self, count: int = 1) -> None:
@@ -145,7 +99,7 @@ class Learner:
         self.batches: list[Received] = []
 
     def consume(self) -> Received | None:
-        item = self.stream.next()
+        item = self.stream.next(0.0)
         if item is None:
             return None
         if isinstance(item.content, Segments):
@@ -153,8 +107,8 @@ class Learner:
             self.ring[item.content.ring_slots] = numbers
             self.history += numbers.tolist()
         else:
-            slots = item.content.indices // L
-            np.testing.assert_array_equal(self.ring[slots], item.content.generations, "drawn from another segment")
+            slots = item.content.drawn.indices // L
+            np.testing.assert_array_equal(self.ring[slots], item.content.drawn.generations, "from another segment")
             self.batches.append(item)
         self.stream.consumed(item)
         return item
@@ -163,7 +117,7 @@ class Learner:
 def next_of(stream: SamplingClient) -> Received:
     """Waits for the next item."""
     wait_until(lambda: stream._items)
-    item = stream.next()
+    item = stream.next(0.0)
     assert item is not None
     return item
 
@@ -175,8 +129,8 @@ class Link(Ends):
         self.servers.append(server := Server(self.address, limiter or free_limiter(), capacity))
         return server
 
-    def stream(self, hello: LearnerHello | None = None, groups: int = 2) -> AskingClient:
-        stream = AskingClient(self.context, self.address, SPEC, hello or hello_of(), CAPACITY, groups=groups)
+    def stream(self, hello: LearnerHello | None = None, draws: int = 2) -> SamplingClient:
+        stream = SamplingClient(self.context, self.address, SPEC, hello or hello_of(), CAPACITY, draws, BETA)
         self.clients.append(stream)
         return stream
 
@@ -220,7 +174,7 @@ class FalseServer:
     def welcome(self) -> None:
         self.until_received(lambda message: isinstance(message, LearnerHello))
         self.send(LearnerWelcome(CAPACITY))
-        self.until_received(lambda message: isinstance(message, Credit) and message.counts.size > 0)
+        self.until_received(lambda message: isinstance(message, Credit) and message.draws > 0)
         self.received.clear()
 
     def close(self) -> None:

@@ -36,7 +36,7 @@ class Served:
 
     def peer(self, link: str) -> Peer:
         connect = sockets.connect_experience if link == "experience" else sockets.connect_sampling
-        self.peers.append(Peer(connect(self.context, self.config.addresses.of_link(link)[0]), self.serve))
+        self.peers.append(Peer(connect(self.context, getattr(self.config.addresses, link)), self.serve))
         return self.peers[-1]
 
     def actor(self, peer_id: int, num_environments: int = 4, acknowledged: int = 0) -> Peer:

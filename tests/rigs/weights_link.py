@@ -16,7 +16,7 @@ from apex_jax.links.weights_client import Weights, WeightsClient
 from apex_jax.links.weights_server import WeightsServer
 from apex_jax.run.identity import RunIdentity
 from apex_jax.transport import sockets, wire
-from apex_jax.transport.messages import WEIGHTS_PIECE_BYTES, WeightsHello, WeightsOffer, WeightsPiece, WeightsRequest
+from apex_jax.transport.messages import WeightsBody, WeightsHello, WeightsOffer, WeightsRequest
 from apex_jax.transport.params_codec import architecture_of, encode_weights
 from tests.rigs.links import CONFIG, Ends, Peer, wait_until
 
@@ -34,8 +34,7 @@ def params_of(seed: int) -> Any:
     return jax.tree.map(lambda leaf: rng.normal(size=leaf.shape).astype(np.float32), PARAMS)
 
 
-def large_params(value: float, num_bytes: int = 5 * WEIGHTS_PIECE_BYTES // 2) -> Any:
-    """Parameters that travel in several pieces."""
+def large_params(value: float, num_bytes: int = 600_000) -> Any:
     return {"kernel": np.full(num_bytes // 4, value, np.float32)}
 
 
@@ -82,7 +81,7 @@ class FalseLearner:
         """Offers a version, waits for the request, and sends it."""
         self.send(WeightsOffer(peer_id, version, False))
         self.receive(WeightsRequest)
-        self.send(piece_of(version, seed, learner_peer_id=peer_id, **changes))
+        self.send(body_of(version, seed, learner_peer_id=peer_id, **changes))
 
 
 class Link(Ends):
@@ -94,11 +93,10 @@ class Link(Ends):
         run: RunIdentity | None = None,
         params: Any = PARAMS,
         peer_id: int = PEER_ID,
-        servers: int = 1,
     ) -> WeightsServer:
         architecture = architecture_of(params)
         key = COMPATIBILITY_KEY
-        server = WeightsServer(self.context, self.address, peer_id, first_version, key, architecture, run, servers)
+        server = WeightsServer(self.context, self.address, peer_id, first_version, key, architecture, run)
         self.clients.append(server)
         return server
 
@@ -125,10 +123,10 @@ class Link(Ends):
         peer.receive(WeightsOffer)
         return peer
 
-    def restarted_server(self, server: WeightsServer, servers: int = 1) -> WeightsServer:
+    def restarted_server(self, server: WeightsServer) -> WeightsServer:
         server.close()
         self.clients.remove(server)
-        return self.when_free(lambda: self.server(peer_id=PEER_ID + 1, servers=servers))
+        return self.when_free(lambda: self.server(peer_id=PEER_ID + 1))
 
     def when_free(self, make: Callable[[], WeightsServer]) -> WeightsServer:
         made: list[WeightsServer] = []
@@ -159,11 +157,9 @@ def newest(client: WeightsClient, updates: int) -> Weights:
     return client.newest
 
 
-def piece_of(version: int, seed: int = 0, body: bytes | None = None, **changes: Any) -> WeightsPiece:
-    """The one piece of small parameters."""
+def body_of(version: int, seed: int = 0, body: bytes | None = None, **changes: Any) -> WeightsBody:
     body = encode_weights(params_of(seed)) if body is None else body
-    piece = WeightsPiece(PEER_ID, version, seed, 0, False, 0.0, zlib.crc32(body), len(body), 0, body)
-    return piece._replace(**changes)
+    return WeightsBody(PEER_ID, version, seed, 0, False, 0.0, zlib.crc32(body), body)._replace(**changes)
 
 
 @pytest.fixture

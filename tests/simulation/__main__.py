@@ -53,7 +53,7 @@ def simulate(seed: int, hours: float) -> Outcome:
         fleet.clock.events,
         fleet.clock.digest,
         fleet.oracle.updates,
-        sum(len(books.log) for books in fleet.oracle.books),
+        len(fleet.oracle.books.log),
         violation,
         tuple(fleet.clock.recent)[-SHOWN_EVENTS:],
     )

@@ -23,7 +23,6 @@ from tests.simulation.network import Network
 from tests.simulation.processes import Process, ServerThread, SimEvent, start_client
 from tests.simulation.roles import ActorProcess, EvaluatorProcess, LearnerProcess, ReplayProcess
 
-PIECE_BYTES = 64  # of weights
 CHECK_SECONDS = 10.0  # between two of the expensive checks
 CHAOS_SECONDS = (60.0, 240.0)
 GRACE_SECONDS = 60.0  # after the last fault, until all must have joined again
@@ -38,7 +37,6 @@ class Fleet:
         self.network = Network(clock)
         self.disk = Disk(clock)
         rng = clock.rng
-        self.servers = rng.choice((1, 1, 2))
         self.actors = rng.randint(1, 4)
         self.environments = rng.randint(1, 4)
         self.overflow = rng.choice(("wait", "wait", "drop"))
@@ -51,7 +49,7 @@ class Fleet:
         self.oracle = Oracle(self)
         self.faults = Faults(self)
         self.makers: dict[str, Callable[[], Process]] = {
-            **{f"replay{index}": partial(ReplayProcess, self, index) for index in range(self.servers)},
+            "replay": partial(ReplayProcess, self),
             "learner": partial(LearnerProcess, self),
             **{f"actor{number}": partial(ActorProcess, self, number) for number in range(self.actors)},
             "evaluator": partial(EvaluatorProcess, self),
@@ -64,37 +62,31 @@ class Fleet:
         actor = replace(
             ActorConfig(),
             environments=self.environments,
-            ladder_size=self.servers * self.environments * self.actors + rng.randint(0, 3),
+            ladder_size=self.environments * self.actors + rng.randint(0, 3),
             max_outstanding_segments=rng.choice((1, 4, 8)),
         )
         replay = replace(
             ReplayConfig(),
-            servers=self.servers,
-            capacity_transitions=self.servers * self.capacity_segments * TRANSITIONS,
-            min_size_to_sample=24 * self.servers,
+            capacity_transitions=self.capacity_segments * TRANSITIONS,
+            min_size_to_sample=24,
             samples_per_insert=rng.choice((0.0, 1.0, 2.0)),
             error_buffer=rng.choice((0.6, 1.0)),
             snapshot_interval_seconds=rng.choice((5.0, 20.0, 60.0)),
         )
         return Config(actor=actor, replay=replay, learner=replace(LearnerConfig(), batch_size=4, updates_per_call=2))
 
-    def config_of(self, index: int) -> Config:
-        """Configuration of a replay server, which has a directory of its own."""
-        experience, sampling = (
-            tuple(self.address(link, number) for number in range(self.servers)) for link in ("experience", "sampling")
-        )
-        return self.config.replace(
-            replay=replace(self.config.replay, index=index),
-            addresses=replace(self.config.addresses, experience=experience, sampling=sampling),
-            run_directory=self.directory_of(f"replay{index}"),
-        )
+    def config_of_replay(self) -> Config:
+        """Configuration of the replay server, which has a directory of its own."""
+        links = {link: self.address(link) for link in ("experience", "sampling")}
+        addresses = replace(self.config.addresses, **links)
+        return self.config.replace(addresses=addresses, run_directory=self.directory_of("replay"))
 
     def directory_of(self, name: str) -> str:
         """Run directory of a process, which survives a restart."""
         return str(self.directory / name)
 
-    def address(self, link: str, index: int = 0) -> str:
-        port = {"experience": 5_100, "sampling": 5_200, "weights": 5_300}[link] + index
+    def address(self, link: str) -> str:
+        port = {"experience": 5_100, "sampling": 5_200, "weights": 5_300}[link]
         return f"tcp://127.0.0.1:{port}"
 
     def peer_id(self) -> int:
@@ -109,7 +101,7 @@ class Fleet:
             self.processes[name] = self.makers[name]()
 
     def replays(self) -> list[ReplayProcess]:
-        """The replay servers that run."""
+        """The replay server, if it runs."""
         return [each for each in self.processes.values() if isinstance(each, ReplayProcess) and each.is_alive]
 
     # The run
@@ -155,8 +147,8 @@ class Fleet:
         learner.finish()
         self._advance(PROGRESS_SECONDS)
         left = [name for name, process in self.processes.items() if name.startswith("actor") and process.is_alive]
-        if left or not learner.replay.is_finish_received or not learner.weights.is_drained:
-            what = f"{learner.replay.is_finish_received} {learner.weights.is_drained}"
+        if left or not learner.replay.is_finish_received.is_set() or not learner.weights.is_drained:
+            what = f"{learner.replay.is_finish_received.is_set()} {learner.weights.is_drained}"
             raise Violation(f"the end of the run does not reach all: {left} {what}")
         self.oracle.check_drained()
 
@@ -165,12 +157,9 @@ class Fleet:
         progress = {}
         for process in self.processes.values():
             if isinstance(process, ActorProcess):
-                assert process.stream is not None
-                stream = process.stream
-                progress[process.name] = stream.peer_state, process.acknowledged + stream.acknowledged
+                progress[process.name] = process.stream.peer_state, process.stream.acknowledged
             if isinstance(process, LearnerProcess):
-                states = process.replay.peer_states
-                progress["learner"] = ("joined" if set(states) == {"joined"} else str(states)), process.updates
+                progress["learner"] = process.replay.peer_state, process.updates
             if isinstance(process, ActorProcess | EvaluatorProcess):
                 version = process.in_use.version if process.in_use is not None else 0
                 progress[f"weights of {process.name}"] = process.weights.peer_state, version
@@ -188,17 +177,14 @@ def virtual(fleet: Fleet) -> Iterator[None]:
         return made
 
     timed = (
-        "links.replay_servers",
         "links.weights_server",
         "transport.monitor",
         "workers.replay_server",
     )
     changes = {
         **{f"{module}.time": clock for module in timed},
-        "links.replay_servers.threading": mock.Mock(Event=partial(SimEvent, clock)),
+        "links.sampling_client.threading": mock.Mock(Event=partial(SimEvent, clock)),
         "links.weights_server.threading": mock.Mock(Thread=ServerThread, Event=threading.Event),
-        "links.weights_server.WEIGHTS_PIECE_BYTES": PIECE_BYTES,
-        "links.weights_client.WEIGHTS_PIECE_BYTES": PIECE_BYTES,
         "replay.snapshots.new_identity": fleet.identity,
         "replay.journal.SnapshotWriter": writer,
         "replay.journal.LOG_BYTES_AT_MOST": 60_000,

@@ -8,21 +8,20 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from apex_jax.links.client import LinkClient
-from apex_jax.links.replay_servers import ReplayServers
 from apex_jax.links.sampling_client import SEGMENTS_WINDOW
 from apex_jax.links.weights_client import Weights
 from apex_jax.segment_codec import decode_frames
 from apex_jax.transport.wire import WireError
-from apex_jax.types import MAX_STREAMED_SEGMENTS, SegmentRecord
+from apex_jax.types import SegmentRecord
 from tests.rigs.links import SPEC
 from tests.rigs.validity import check_buffer
 from tests.simulation.clock import Clock, Violation
 from tests.simulation.segments import number_in, priority_of
 
 QUIET_SECONDS = 3.0  # as in `apex_jax.links.membership`
-GROUPS = 4  # of batches that the learner asks for at once
+DRAWS = 4  # that the learner asks for at once
 NEVER = (  # reasons for which nothing may be dropped
-    *("over_credit", "early_segment", "bad_request", "invalid_priority", "corrupt_segment"),
+    *("over_credit", "early_segment", "invalid_priority", "corrupt_segment"),
     *("another_config", "another_run", *WireError.REASONS),
 )
 
@@ -39,7 +38,7 @@ class Stored(NamedTuple):
 
 
 class ServerBooks:
-    """What one replay server has stored, across its restarts."""
+    """What the replay server has stored, across its restarts."""
 
     def __init__(self) -> None:
         self.log: list[Stored] = []
@@ -71,11 +70,11 @@ class Oracle:
     def __init__(self, fleet: Any) -> None:
         self.fleet = fleet
         self.clock: Clock = fleet.clock
-        self.books = [ServerBooks() for _ in range(fleet.servers)]
+        self.books = ServerBooks()
         self.updates = 0  # groups of batches that were learned from
         self._owners: list[int] = [0]  # peer id by number of the segment
-        self._streams: dict[int, tuple[Any, int]] = {}  # client and server of each actor there ever was, by peer id
-        self._samples: dict[tuple[int, bytes], np.ndarray] = {}
+        self._streams: dict[int, Any] = {}  # client of each actor there ever was, by peer id
+        self._samples: dict[bytes, np.ndarray] = {}
         self._weights: dict[tuple[int, int], float] = {}  # value by learner and version
         self._learners: list[int] = []
         self._published = 0
@@ -90,18 +89,18 @@ class Oracle:
         self._owners.append(peer_id)
         return len(self._owners) - 1
 
-    def on_actor(self, peer_id: int, stream: Any, index: int) -> None:
-        self._streams[peer_id] = (stream, index)
+    def on_actor(self, peer_id: int, stream: Any) -> None:
+        self._streams[peer_id] = stream
 
     def acknowledged(self, peer_id: int) -> int:
         """Sequence number up to which an actor has deleted its segments."""
-        return int(self._streams[peer_id][0]._outbox.acknowledged_sequence)
+        return int(self._streams[peer_id]._outbox.acknowledged_sequence)
 
     # Replay servers
 
     def on_restored(self, process: Any) -> None:
         """Checks what a replay server has restored, and attaches the oracle to it."""
-        server, books = process.server, self.books[process.index]
+        server, books = process.server, self.books
         buffer, limiter = server.replay.buffer, server.replay.limiter
         run = buffer.segments_since(0, 10**9)
         numbers = [number_in(decode_frames(body, SPEC)) for body in run.bodies]
@@ -136,17 +135,17 @@ class Oracle:
         replay.refuse = partial(self._refuse, process, replay.refuse)
         replay.sample = partial(self._sample, process, replay.sample)
         membership.choose = partial(self._choose, process, membership.choose)
-        server.experience._join = partial(self._join, self.books[process.index], server.experience._join)
+        server.experience._join = partial(self._join, self.books, server.experience._join)
         socket = server.sampling_socket
-        socket.send_multipart = partial(self._send, self.books[process.index], socket.send_multipart)
+        socket.send_multipart = partial(self._send, self.books, socket.send_multipart)
 
     def _limits(self, process: Any) -> tuple[float, int, float]:
         replay = process.config.replay
-        least = -(-replay.min_size_to_sample // replay.servers)
+        least = replay.min_size_to_sample
         return replay.samples_per_insert, least, replay.error_buffer * least * replay.samples_per_insert
 
     def _insert(self, process: Any, insert: Any, segment: SegmentRecord, columns: Any, now: float) -> int:
-        books, buffer = self.books[process.index], process.server.replay.buffer
+        books, buffer = self.books, process.server.replay.buffer
         ratio, least, error = self._limits(process)
         is_filled = buffer.size_transitions >= least or buffer.is_full
         surplus = ratio * (books.inserted + segment.transitions - least) - books.sampled
@@ -167,28 +166,27 @@ class Oracle:
         return slot
 
     def _refuse(self, process: Any, refuse: Any, segment: SegmentRecord, reason: str) -> None:
-        books = self.books[process.index]
+        books = self.books
         self.check(reason == "bad_checksum", "a sound segment is refused:", reason)
         books.newest[segment.peer_id] = segment.sequence
         refuse(segment, reason)
 
-    def _sample(self, process: Any, sample: Any, counts: np.ndarray, now: float) -> Any:
-        books, buffer = self.books[process.index], process.server.replay.buffer
-        size = int(counts.sum())
+    def _sample(self, process: Any, sample: Any, number: int, batch_size: int, now: float) -> Any:
+        books, buffer = self.books, process.server.replay.buffer
+        size = number * batch_size
         ratio, least, error = self._limits(process)
         is_filled = buffer.size_transitions >= least or buffer.is_full
         surplus = ratio * (books.inserted - least) - books.sampled
-        self.check(not size or is_filled, "a draw from a replay that is not filled")
-        self.check(not size or not ratio or surplus - size >= -error, "the limiter lets out", surplus, size, error)
+        self.check(is_filled, "a draw from a replay that is not filled")
+        self.check(not ratio or surplus - size >= -error, "the limiter lets out", surplus, size, error)
         books.drawn = size
-        batches = sample(counts, now)
+        batches = sample(number, batch_size, now)
         slots = batches.indices // SPEC.slots
         leaves = buffer.tree.leaves[batches.indices]
         shares = leaves / buffer.tree.leaves.sum()
         self.check((abs(batches.probabilities - shares) <= 1e-6 * shares).all(), "stale probabilities")
         self.check((buffer.generations[slots] == batches.generations).all(), "stale generations")
-        if size:
-            self._samples[_key(process.index, batches)] = books.numbers[slots]
+        self._samples[_key(batches)] = books.numbers[slots]
         while len(self._samples) > 1_000:
             del self._samples[next(iter(self._samples))]
         return batches
@@ -205,9 +203,9 @@ class Oracle:
         chosen: tuple[int, np.ndarray] = choose(hello, highest_actor_number, now)
         _, indices = chosen
         if not is_known and not hello.ladder_indices.size:
-            mine = set(range(process.index, process.config.ladder_size, self.fleet.servers))
             seen = [actor for actor in server.experience.actors.values() if actor.seen_seconds >= now - QUIET_SECONDS]
-            free = mine - {index for actor in seen for index in actor.ladder_indices.tolist()}
+            taken = {index for actor in seen for index in actor.ladder_indices.tolist()}
+            free = set(range(process.config.ladder_size)) - taken
             is_shared = len(free) >= hello.num_environments and not set(indices.tolist()) <= free
             self.check(not is_shared, "ladder indices", indices, "are shared without need; free:", free)
         return chosen
@@ -220,7 +218,7 @@ class Oracle:
 
     def after_turn(self, process: Any) -> None:
         """The cheap checks of a replay server."""
-        server, books = process.server, self.books[process.index]
+        server, books = process.server, self.books
         limiter, most = server.replay.limiter, process.config.actor.max_outstanding_segments
         self.check(limiter.sampled == books.sampled, "draws are not counted:", limiter.sampled, books.sampled)
         self.check(limiter.inserted == books.inserted, "insertions are not counted:", limiter.inserted, books.inserted)
@@ -229,13 +227,12 @@ class Oracle:
         dropped = server.experience.dropped + server.sampling.dropped
         self.check(not any(dropped[reason] for reason in NEVER), "dropped", dict(dropped))
         if (learner := server.sampling.learner) is not None:
-            window = max(MAX_STREAMED_SEGMENTS, SEGMENTS_WINDOW // self.fleet.servers)
-            self.check(learner.segments_credit <= window, "credit for", learner.segments_credit, "segments")
-            self.check(len(learner.asked) <= GROUPS, "credit for", len(learner.asked), "groups of batches")
+            self.check(learner.segments_credit <= SEGMENTS_WINDOW, "credit for", learner.segments_credit, "segments")
+            self.check(learner.draws_credit <= DRAWS, "credit for", learner.draws_credit, "groups of batches")
 
     def written(self, process: Any) -> int:
         """How many segments of the log are in a file."""
-        return len(self.books[process.index].log) - self._pending(process)
+        return len(self.books.log) - self._pending(process)
 
     def has_unwritten(self, process: Any) -> bool:
         """Whether the disk has refused records."""
@@ -243,7 +240,7 @@ class Oracle:
 
     def on_synced(self, process: Any, written: int) -> None:
         """The first so many segments survive a loss of power."""
-        self.books[process.index].durable = written
+        self.books.durable = written
 
     def _pending(self, process: Any) -> int:
         """Segments that are stored but not written."""
@@ -251,7 +248,7 @@ class Oracle:
 
     def on_death(self, process: Any) -> None:
         """Decides which segments must be there after the restart."""
-        books = self.books[process.index]
+        books = self.books
         acknowledged = [i for i, each in enumerate(books.log) if self.acknowledged(each.peer_id) >= each.sequence]
         books.needed = acknowledged[-1] + 1 if acknowledged else 0
         had_errors = process.server.replay.journal.log.errors > 0
@@ -266,16 +263,12 @@ class Oracle:
 
     # The learner
 
-    def on_batches(self, process: Any, merged: Any, numbers: np.ndarray) -> None:
-        """Checks that the learner's frame store was what each server was when it drew."""
-        for part in merged.parts:
-            if not part.item.content.indices.size:
-                continue
-            expected = self._samples.pop(_key(part.server, part.item.content), None)
-            if expected is None:
-                raise Violation("batches arrive that were not drawn, or twice")
-            found = numbers[part.where]
-            self.check(np.array_equal(found, expected), "batch of other segments:", found, "drawn:", expected)
+    def on_batches(self, process: Any, drawn: Any, numbers: np.ndarray) -> None:
+        """Checks that the learner's frame store was what the server was when it drew."""
+        expected = self._samples.pop(_key(drawn), None)
+        if expected is None:
+            raise Violation("batches arrive that were not drawn, or twice")
+        self.check(np.array_equal(numbers, expected), "batch of other segments:", numbers, "drawn:", expected)
         self.clock.trace("learn", process.updates, int(numbers.sum()))
 
     # Weights
@@ -303,7 +296,7 @@ class Oracle:
     def check_all(self) -> None:
         """The expensive checks of the whole fleet."""
         for process in self.fleet.replays():
-            server, books = process.server, self.books[process.index]
+            server, books = process.server, self.books
             check_buffer(server.replay.buffer)
             self._check_priorities(server.replay.buffer, books)
             for peer_id, stored in books.stored.items():
@@ -312,10 +305,10 @@ class Oracle:
             totals = server.experience.totals()
             outcomes = sum(count for outcome, count in totals.items() if outcome != "produced")
             self.check(totals["produced"] == outcomes, "the ledger does not add up:", totals)
-            self._check_acknowledged(process.index, books)
+            self._check_acknowledged(books)
         for process in self.fleet.processes.values():
             for link in (getattr(process, name, None) for name in ("weights", "stream", "replay")):
-                dropped = set(link.dropped) - CLIENTS_DROP if isinstance(link, LinkClient | ReplayServers) else set()
+                dropped = set(link.dropped) - CLIENTS_DROP if isinstance(link, LinkClient) else set()
                 self.check(not dropped, process.name, "drops", dropped)
 
     def check_drained(self) -> None:
@@ -323,23 +316,21 @@ class Oracle:
         for process in self.fleet.replays():
             totals, ledger = process.server.experience.totals(), process.server.replay.ledger
             self.check(not totals["in_flight"], "transitions are in flight:", totals)
-            for peer_id, stream in self._newest_streams(process.index):
+            for peer_id, stream in self._newest_streams():
                 account = ledger.counts(peer_id)
                 self.check(account.produced == stream.produced, account, "of", stream.produced, "produced")
                 outcomes = account.stored + account.refused + account.overflow + account.unsent
                 # The others were in segments that were not stored when the actor left.
                 self.check(outcomes <= stream.produced, account, "has more outcomes than transitions")
 
-    def _newest_streams(self, index: int) -> list[tuple[int, Any]]:
+    def _newest_streams(self) -> list[tuple[int, Any]]:
         """The actors that left at the end of the run."""
         last = {id(getattr(process, "stream", None)) for process in self.fleet.processes.values()}
-        return [
-            (run, stream) for run, (stream, where) in self._streams.items() if id(stream) in last and where == index
-        ]
+        return [(peer_id, stream) for peer_id, stream in self._streams.items() if id(stream) in last]
 
-    def _check_acknowledged(self, index: int, books: ServerBooks) -> None:
-        for peer_id, (_, where) in self._streams.items():
-            if where == index and (acknowledged := self.acknowledged(peer_id)) > books.newest.get(peer_id, 0):
+    def _check_acknowledged(self, books: ServerBooks) -> None:
+        for peer_id in self._streams:
+            if (acknowledged := self.acknowledged(peer_id)) > books.newest.get(peer_id, 0):
                 what = "segments up to", acknowledged, "are acknowledged, stored are", books.newest.get(peer_id, 0)
                 self.check(self.fleet.faults.is_lossy, *map(str, what))
 
@@ -352,5 +343,5 @@ class Oracle:
         self.check(not wrong.any(), "priorities of other segments:", found[wrong], wanted[wrong])
 
 
-def _key(index: int, batches: Any) -> tuple[int, bytes]:
-    return index, b"".join(array.tobytes() for array in (batches.indices, batches.generations, batches.probabilities))
+def _key(batches: Any) -> bytes:
+    return b"".join(array.tobytes() for array in (batches.indices, batches.generations, batches.probabilities))

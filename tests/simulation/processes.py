@@ -129,17 +129,21 @@ class ServerThread:
 
 
 class SimEvent:
-    """In place of the event that the learner waits for."""
+    """In place of the events of the learner's end of the sampling link, for which the learner waits."""
 
     def __init__(self, clock: Clock) -> None:
         assert clock.task is not None
-        self._process = clock.task.process
+        self._process, self._is_set = clock.task.process, False
 
     def set(self) -> None:
+        self._is_set = True
         self._process.main.wake()
 
+    def is_set(self) -> bool:
+        return self._is_set
+
     def clear(self) -> None:
-        """Does nothing, as a turn begins with it."""
+        self._is_set = False
 
 
 class InOrder(dict[bytes, None]):

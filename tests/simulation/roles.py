@@ -10,14 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from apex_jax.config import server_name
 from apex_jax.links.experience_client import ExperienceClient
-from apex_jax.links.replay_servers import Merged, ReplayServers
-from apex_jax.links.sampling_client import Segments
+from apex_jax.links.sampling_client import Received, SamplingClient, Segments
 from apex_jax.links.weights_client import Weights, WeightsClient
 from apex_jax.links.weights_server import WeightsServer
 from apex_jax.run.identity import RunIdentity
-from apex_jax.transport.messages import NO_LADDER_INDICES, ActorHello, ActorStatus, LearnerHello
+from apex_jax.transport.messages import ActorHello, ActorStatus, LearnerHello
 from apex_jax.transport.params_codec import architecture_of
 from apex_jax.workers.replay_server import ReplayServer
 from tests.rigs.links import SPEC, TRANSITIONS
@@ -25,17 +23,16 @@ from tests.simulation.clock import Task
 from tests.simulation.processes import InOrder, Process
 from tests.simulation.segments import priority_of, segment_of
 
-PARAMS = {"kernel": np.zeros(40, np.float32)}  # three pieces of the simulated size
+PARAMS = {"kernel": np.zeros(40, np.float32)}
 CALLS_IN_FLIGHT = 2
 
 
 class ReplayProcess(Process):
-    """A replay server."""
+    """The replay server."""
 
-    def __init__(self, fleet: Any, index: int) -> None:
-        self.index = index
-        self.config = fleet.config_of(index)
-        super().__init__(fleet, f"replay{index}", f"host-replay{index}")
+    def __init__(self, fleet: Any) -> None:
+        self.config = fleet.config_of_replay()
+        super().__init__(fleet, "replay", "host-replay")
 
     def start(self) -> None:
         role: Any = SimpleNamespace(
@@ -68,7 +65,7 @@ class ReplayProcess(Process):
                     os.close(descriptor)
             log._descriptor = log._lock = None
         if not self.has_power:
-            self.fleet.disk.power_loss(Path(self.config.directory, server_name(self.index)))
+            self.fleet.disk.power_loss(Path(self.config.directory, "replay"))
 
     def leave(self) -> None:
         self.server.replay.finish(self.clock.now)
@@ -93,7 +90,6 @@ class LearnerProcess(Process):
             fleet.config.weights_compatibility_key,
             architecture_of(PARAMS),
             self.identity,
-            fleet.servers,
         )
         hello = LearnerHello(
             self.peer_id,
@@ -104,20 +100,18 @@ class LearnerProcess(Process):
             self.identity.name or f"{clock.rng.getrandbits(64):016x}",
             not self.identity.name,
         )
-        self.replay = ReplayServers(
+        self.replay = SamplingClient(
             self.context,
-            tuple(fleet.address("sampling", index) for index in range(fleet.servers)),
+            fleet.address("sampling"),
             SPEC,
             hello,
             fleet.capacity_segments,
             4,
             0.4,
-            np.random.default_rng(clock.rng.getrandbits(32)),
-            fleet.config.replay.min_size_to_sample,
             run=self.identity,
         )
-        self.store = np.full(fleet.servers * fleet.capacity_segments, -1, np.int64)
-        self.in_flight: deque[tuple[Merged, np.ndarray, float]] = deque()
+        self.store = np.full(fleet.capacity_segments, -1, np.int64)
+        self.in_flight: deque[tuple[Received, np.ndarray, float]] = deque()
         self._next_publish = self._next_save = clock.now
 
     def turn(self, now: float) -> float | None:
@@ -131,29 +125,28 @@ class LearnerProcess(Process):
             self._publish()
         if now >= self._next_save:
             self._next_save = now + 20.0
-            self.weights.placement.closed = self.replay.gone(now)
             self.fleet.checkpoint = self.updates, self.weights.version
         if item is not None and len(self.in_flight) < CALLS_IN_FLIGHT:
             return 0.001
         return max(0.001, self.in_flight[0][2] - now) if self.in_flight else None
 
-    def _consume(self, merged: Merged, now: float) -> None:
-        content = merged.content
+    def _consume(self, item: Received, now: float) -> None:
+        content = item.content
         if isinstance(content, Segments):
             self.store[content.ring_slots] = content.frames[:, 0, 0]
-            self.replay.consumed(merged)
+            self.replay.consumed(item)
             return
         numbers = self.store[content.indices.ravel() // SPEC.slots]
-        self.fleet.oracle.on_batches(self, merged, numbers)
+        self.fleet.oracle.on_batches(self, content.drawn, numbers)
         begin = max(now, self.in_flight[-1][2]) if self.in_flight else now
-        self.in_flight.append((merged, numbers, begin + self.clock.between(0.5, 1.5) * self.fleet.update_seconds))
+        self.in_flight.append((item, numbers, begin + self.clock.between(0.5, 1.5) * self.fleet.update_seconds))
         self.updates += len(content.indices)
 
     def _collect(self) -> None:
-        merged, numbers, _ = self.in_flight.popleft()
+        item, numbers, _ = self.in_flight.popleft()
         change = self.clock.rng.randint(1, 3)
-        self.replay.update_priorities(merged, (priority_of(numbers) + 0.25 * change).astype(np.float32))
-        self.replay.consumed(merged)
+        self.replay.update_priorities(item, (priority_of(numbers) + 0.25 * change).astype(np.float32))
+        self.replay.consumed(item)
         self.fleet.oracle.updates += 1
 
     def finish(self) -> None:
@@ -175,7 +168,7 @@ class LearnerProcess(Process):
 class WeightsUser(Process):
     """What actors and the evaluator share."""
 
-    def connect_weights(self, environments: int) -> None:
+    def connect_weights(self) -> None:
         self.identity = RunIdentity(self.fleet.directory_of(self.name))
         self.in_use: Weights | None = None
         self.weights = WeightsClient(
@@ -184,7 +177,6 @@ class WeightsUser(Process):
             PARAMS,
             self.fleet.config.weights_compatibility_key,
             run=self.identity,
-            environments=environments,
         )
 
     def fetch(self) -> None:
@@ -201,7 +193,7 @@ class EvaluatorProcess(WeightsUser):
         super().__init__(fleet, "evaluator", "host-learner")
 
     def start(self) -> None:
-        self.connect_weights(0)
+        self.connect_weights()
 
     def turn(self, now: float) -> float | None:
         self.fetch()
@@ -215,47 +207,34 @@ class ActorProcess(WeightsUser):
     """An actor: puts numbered segments as fast as it is allowed to, at most one in `segment_seconds`."""
 
     def __init__(self, fleet: Any, number: int) -> None:
-        self.stream: ExperienceClient | None = None
-        self.environments = fleet.environments
         super().__init__(fleet, f"actor{number}", f"host-actor{number // 2}")
 
     def start(self) -> None:
-        self._places: np.ndarray = NO_LADDER_INDICES
-        self._replay_index = 0
-        self.acknowledged = 0  # transitions, at replay servers that it has left
         self._waiting: Any = None  # the segment that could not be put yet
-        self.connect_weights(self.environments)
-        if self.fleet.servers == 1:
-            self._connect()
-
-    def _connect(self) -> None:
+        self.connect_weights()
         self.peer_id = self.fleet.peer_id()
         self.steps = 0
         self.stream = ExperienceClient(
             self.context,
-            self.fleet.address("experience", self._replay_index),
+            self.fleet.address("experience"),
             SPEC,
-            ActorHello(
-                self.peer_id, self.fleet.config.compatibility_key, self.environments, ladder_indices=self._places
-            ),
+            ActorHello(self.peer_id, self.fleet.config.compatibility_key, self.fleet.environments),
             4,
             self.fleet.overflow,
             run=self.identity,
         )
-        self.fleet.oracle.on_actor(self.peer_id, self.stream, self._replay_index)
+        self.fleet.oracle.on_actor(self.peer_id, self.stream)
         self.stream_task: Task = self.stream._thread.task  # type: ignore[attr-defined]
 
     def turn(self, now: float) -> float | None:
         self.fetch()
-        if self.fleet.servers > 1 and self.weights.replay_index is not None and self._is_reassigned():
-            self._move(self.weights.replay_index)
         stream = self.stream
-        if stream is not None and stream.error is not None:
+        if stream.error is not None:
             raise stream.error
-        if stream is not None and stream.finished.is_set():
+        if stream.finished.is_set():
             self.stop()
             return None
-        if stream is None or self.in_use is None or stream.wait_for_welcome(0.0) is None:
+        if self.in_use is None or stream.wait_for_welcome(0.0) is None:
             return 0.1
         if self._waiting is None:
             self._waiting = segment_of(self.fleet.oracle.new_segment(self.peer_id))
@@ -268,20 +247,6 @@ class ActorProcess(WeightsUser):
         stream.status = ActorStatus(1.0, self.in_use.version)
         return self.clock.between(0.5, 1.5) * self.fleet.segment_seconds
 
-    def _is_reassigned(self) -> bool:
-        return self.stream is None or self.weights.replay_index != self._replay_index
-
-    def _move(self, replay_index: int) -> None:
-        if self.stream is not None:
-            welcome = self.stream.wait_for_welcome(0.0)
-            self.stream.close()
-            self.acknowledged += self.stream.acknowledged
-            self._places = welcome.ladder_indices if welcome is not None else self._places
-            self._waiting = None
-        self._replay_index = replay_index
-        self._connect()
-
     def leave(self) -> None:
-        if self.stream is not None:
-            self.stream.close()
+        self.stream.close()
         self.weights.close()

@@ -96,7 +96,7 @@ class Replay:
             run = self.buffer.segments_since(self.cursor, max_segments)
             self.cursor = run.cursor
             lengths = np.array([len(body) for body in run.bodies], np.int32)
-            message = StreamedSegments(run.ring_slots, run.generations, lengths, b"".join(run.bodies), 1.0, 1, 1)
+            message = StreamedSegments(run.ring_slots, run.generations, lengths, b"".join(run.bodies))
             received = wire.decode([bytes(frame) for frame in wire.encode(message)])
             assert isinstance(received, StreamedSegments)
             assert (

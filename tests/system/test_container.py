@@ -119,7 +119,7 @@ def test_program_accepts_the_command_of_each_service(role: str) -> None:
 @pytest.mark.parametrize("link", LINKS)
 def test_clients_of_a_link_name_the_service_that_serves_it_at_its_port(link: str) -> None:
     addresses = {
-        role: split(parse(arguments(SERVICES[role])).config.addresses.of_link(link)[0])
+        role: split(getattr(parse(arguments(SERVICES[role])).config.addresses, link))
         for role in ROLES
         if link in USED[role]
     }

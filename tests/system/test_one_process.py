@@ -92,6 +92,6 @@ def test_environments_take_places_that_are_spread_over_a_longer_ladder() -> None
     settings = ["actor.environments=4", "actor.ladder_size=100", "replay.journal=false"]
     config = load(CONFIGS / "cartpole.yaml", settings)
     spec = segment_spec(config)
-    welcome = InProcessExperience(Replay(config, spec, process_rng(1, 0)), config, spec, StopSignal()).join()
+    welcome = InProcessExperience(Replay(config, spec, process_rng(1, 0)), config, spec).join()
     assert welcome.ladder_size == 100
     np.testing.assert_array_equal(welcome.ladder_indices, [0, 33, 66, 99])

@@ -31,8 +31,6 @@ def test_without_arguments_the_default_file_runs_locally_from_any_folder(
 def test_role_is_the_name_unless_a_name_is_given(role: str) -> None:
     assert parse(["--role", role]).name == role
     assert parse(["--role", role, "--name", "actor-1"])[:2] == (role, "actor-1")
-    if role == "replay":
-        assert parse(["--role", role, "replay.servers=2", "replay.index=1"]).name == "replay-1"
 
 
 def test_overrides_may_precede_and_follow_options() -> None:
@@ -168,7 +166,7 @@ def test_device_libraries_are_not_imported_before_the_device_is_chosen() -> None
         ("replay.columns=x:int8", ["replay.columns=x:int8", "--role replay", "--role local"]),
         ("--role learner processes=one", ["processes=one", "--role learner"]),
         *((f"processes=one {other}", [other, "processes=many"])
-          for other in ("replay.servers=2", "actor.processes=2", "storage.url=copy")),
+          for other in ("actor.processes=2", "storage.url=copy")),
         # a series
         ("--role learner seeds=1,2", ["seeds=1,2", "--role learner"]),
         ("--config catch seeds=1,2 run_directory=x", ["run_directory=x", "seeds=1,2"]),

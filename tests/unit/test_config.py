@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from envpool.registration import registry
 
@@ -11,11 +13,10 @@ from apex_jax.config import (
     Config,
     EnvironmentConfig,
     LearnerConfig,
-    ReplayConfig,
 )
 from apex_jax.config.load import SETTINGS, Setting, load
 from apex_jax.config.rules import check
-from apex_jax.config.services import AddressConfig, server_name
+from apex_jax.config.services import AddressConfig
 from apex_jax.host.errors import UsageError
 from apex_jax.host.program import CONFIGS
 
@@ -49,7 +50,7 @@ def test_ladder_is_as_long_as_all_environments_of_this_machine_unless_the_fleet_
     assert config.ladder_size == 24
     assert config.replace(actor=ActorConfig(processes=3, environments=8, ladder_size=360)).ladder_size == 360
     fleet = Config(actor=ActorConfig(environments=8))  # in which no local run chooses actor.processes
-    assert (fleet.ladder_size, fleet.replace(replay=ReplayConfig(servers=2)).ladder_size) == (8, 16)
+    assert fleet.ladder_size == 8
 
 
 def test_atari_games_are_distinguished_from_gym_mujoco_by_their_names_alone() -> None:
@@ -86,17 +87,10 @@ def test_number_of_updates_per_call_is_configured_or_chosen_for_the_device(
 
 def test_by_default_a_run_stays_on_its_machine() -> None:
     config = Config()
-    links = [address for link in ("experience", "sampling", "weights") for address in config.addresses.of_link(link)]
+    links = [getattr(config.addresses, link) for link in ("experience", "sampling", "weights")]
     assert all(address.startswith("tcp://127.0.0.1:") for address in links)
     assert len(set(links)) == len(links)
     assert config.addresses.status == config.storage.url == config.security.keys == ""
-
-
-def test_replay_server_has_a_name_and_binds_its_own_address_of_a_list_or_the_only_one() -> None:
-    of_all, own = AddressConfig(experience=("ipc://a", "ipc://b")), AddressConfig(experience=("ipc://a",))
-    assert [of_all.of_server("experience", index) for index in range(2)] == ["ipc://a", "ipc://b"]
-    assert [own.of_server("experience", index) for index in range(2)] == ["ipc://a", "ipc://a"]
-    assert [server_name(index) for index in range(3)] == ["replay", "replay-1", "replay-2"]
 
 
 # Keys that must fit each other ----------------------------------------------------------------------------------
@@ -129,26 +123,13 @@ def test_status_address_is_checked_like_the_others(address: str) -> None:
         check(Config(addresses=AddressConfig(status=address)))
 
 
-TWO = ["replay.servers=2", "addresses.experience=[tcp://a:1,tcp://b:1]", "addresses.sampling=[tcp://a:2,tcp://b:2]"]
-
-
-def test_several_replay_servers_have_a_list_of_addresses_or_each_its_own() -> None:
-    assert load(None, TWO).addresses.experience == ("tcp://a:1", "tcp://b:1")
-    own = load(None, ["replay.servers=2", "replay.index=1", "addresses.experience=tcp://*:1"])
-    assert own.addresses.experience == ("tcp://*:1",)
-
-
-@pytest.mark.parametrize(("settings", "words"), [
-    (["addresses.sampling=[tcp://a:2,tcp://b:2]"], r"one entry for each of replay\.servers=1"),
-    ([*TWO, "addresses.sampling=[tcp://a:1,tcp://b:2]"], "is used twice"),
-    ([*TWO, "addresses.sampling=[tcp://a:2,b:2]"], "must start with tcp://"),
-    ([*TWO, "addresses.sampling=[]"], "must have one entry"),
-    ([*TWO, "replay.index=2"], r"replay\.index=2: must be 0 to 1, with replay\.servers=2"),
-    ([*TWO, "replay.columns=x:int8"], r"replay\.servers=2: .*replay\.columns"),
-    (["replay.servers=40", "actor.processes=1"], r"replay\.servers=40: must be at most 32"),
-    ([*TWO, "replay.capacity_transitions=100", "replay.min_size_to_sample=1"], r"actor\.segment_slots=64 x replay"),
-])  # fmt: skip
-def test_mistake_with_several_replay_servers_is_one_line(settings: list[str], words: str) -> None:
-    with pytest.raises(UsageError, match=words) as caught:
-        load(None, settings)
-    assert str(caught.value).isprintable()
+def test_files_of_earlier_releases_are_read_if_they_had_one_replay_server_and_one_device(tmp_path: Path) -> None:
+    file = tmp_path / "config.yaml"
+    lines = "replay: {servers: 1, index: 0}\nlearner: {devices: 1}\naddresses: {experience: [tcp://127.0.0.1:1]}\n"
+    file.write_text(lines)
+    assert load(file).addresses.experience == "tcp://127.0.0.1:1"
+    for setting in ("replay.servers=2", "replay.index=1", "learner.devices=0"):
+        with pytest.raises(UsageError, match=rf"{setting}: must be [01], or left out; see docs/scaling\.md"):
+            load(None, [setting])
+    with pytest.raises(UsageError, match=r"addresses\.sampling=.*must be text"):
+        load(None, ["addresses.sampling=[tcp://a:2,tcp://b:2]"])

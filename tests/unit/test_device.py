@@ -12,9 +12,9 @@ import jax
 import pytest
 
 from apex_jax import device
-from apex_jax.config import ActorConfig, Config, LearnerConfig, ReplayConfig
+from apex_jax.config import ActorConfig, Config, LearnerConfig
 from apex_jax.config.load import load
-from apex_jax.device import accelerator_name, choose_device, keep_compiled_programs, learner_devices
+from apex_jax.device import accelerator_name, choose_device, keep_compiled_programs
 from apex_jax.host import machine
 from apex_jax.host.errors import FatalError
 from tests.rigs.processes import ROOT
@@ -69,44 +69,13 @@ def test_evaluator_uses_the_gpu_where_the_learner_does(
     assert environ.get("JAX_PLATFORMS") == platform
 
 
-def test_a_cpu_gets_as_many_virtual_devices_as_the_learner_is_to_use(environ: dict[str, str]) -> None:
-    choose_device("learner", Config(learner=LearnerConfig(devices=4)))
-    assert environ["JAX_NUM_CPU_DEVICES"] == "4"
-    choose_device("actor", Config(learner=LearnerConfig(devices=2)))
-    assert environ["JAX_NUM_CPU_DEVICES"] == "4"
-
-
-@pytest.mark.parametrize(("platform", "devices", "name"), [
-    ("cpu", 2, None), ("gpu", 1, "NVIDIA H100"), ("gpu", 4, "4 x NVIDIA H100"),
-])  # fmt: skip
-def test_name_of_the_accelerator_is_that_of_the_learners_devices(
-    monkeypatch: pytest.MonkeyPatch, platform: str, devices: int, name: str | None
+@pytest.mark.parametrize(("platform", "name"), [("cpu", None), ("gpu", "NVIDIA H100")])
+def test_name_of_the_accelerator_is_that_of_the_learners_device(
+    monkeypatch: pytest.MonkeyPatch, platform: str, name: str | None
 ) -> None:
     kind = SimpleNamespace(platform=platform, device_kind="NVIDIA H100")
     monkeypatch.setattr(jax, "devices", lambda: [kind] * 8)
-    assert accelerator_name(devices) == name
-
-
-@pytest.mark.parametrize(("devices", "servers", "batch_size", "refused"), [
-    (1, 3, 33, None),
-    (4, 8, 64, None),
-    (0, 8, 64, None),
-    (8, 8, 64, r"learner\.devices=8: JAX finds 4 here \(cpu\); use fewer"),
-    (0, 2, 64, r"learner\.devices=0: 4 devices do not divide replay\.servers=2; change one of the two"),
-    (2, 2, 33, r"learner\.devices=2: 2 devices do not divide learner\.batch_size=33; change one of the two"),
-])  # fmt: skip
-def test_devices_that_jax_lacks_or_that_do_not_fit_the_run_are_refused(
-    monkeypatch: pytest.MonkeyPatch, devices: int, servers: int, batch_size: int, refused: str | None
-) -> None:
-    four = jax.local_devices() * 4
-    monkeypatch.setattr(jax, "devices", lambda: four)
-    learner = LearnerConfig(devices=devices, batch_size=batch_size)
-    config = Config(learner=learner, replay=ReplayConfig(servers=servers))
-    if refused is None:
-        assert learner_devices(config) == (devices or 4)
-    else:
-        with pytest.raises(FatalError, match=refused):
-            learner_devices(config)
+    assert accelerator_name() == name
 
 
 def test_compiled_programs_are_kept_in_the_users_cache(environ: dict[str, str], tmp_path: Path) -> None:
@@ -127,18 +96,14 @@ def test_without_a_writable_cache_programs_are_compiled_again(environ: dict[str,
     assert not [name for name in environ if name.startswith("JAX")]
 
 
-@pytest.mark.parametrize(("cores", "gpu", "servers", "number", "line"), [
-    (1, False, 1, 1, "1 actor process, for 1 core"),
-    (2, True, 1, 1, "1 actor process, for 2 cores and a GPU"),
-    (16, True, 1, 3, "3 actor processes, for 16 cores and a GPU"),
-    (208, True, 1, 8, "8 actor processes, for 208 cores and a GPU"),
-    (16, True, 4, 4, "4 actor processes, for 4 replay servers"),
-    (2, False, 3, 3, "3 actor processes, for 3 replay servers"),
+@pytest.mark.parametrize(("cores", "gpu", "number", "line"), [
+    (1, False, 1, "1 actor process, for 1 core"),
+    (2, True, 1, "1 actor process, for 2 cores and a GPU"),
+    (16, True, 3, "3 actor processes, for 16 cores and a GPU"),
+    (208, True, 8, "8 actor processes, for 208 cores and a GPU"),
 ])  # fmt: skip
-def test_machine_and_replay_servers_choose_the_number_of_actors(
-    cores: int, gpu: bool, servers: int, number: int, line: str
-) -> None:
-    assert device.actor_processes(cores, gpu, servers) == (number, line)
+def test_machine_chooses_the_number_of_actors(cores: int, gpu: bool, number: int, line: str) -> None:
+    assert device.actor_processes(cores, gpu) == (number, line)
 
 
 @pytest.mark.parametrize(("setting", "variables", "lacks", "found"), [

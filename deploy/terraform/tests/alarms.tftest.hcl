@@ -85,19 +85,6 @@ run "run_that_is_over_starts_no_host" {
   }
 }
 
-run "each_replay_server_is_watched_under_its_name" {
-  variables {
-    replay_hosts = 2
-  }
-
-  assert {
-    condition = alltrue([
-      for alarms in [aws_cloudwatch_metric_alarm.health, aws_cloudwatch_metric_alarm.end] : contains(keys(alarms), "replay-1")
-    ]) && contains(keys(aws_cloudwatch_metric_alarm.full), "replay-1-memory") && contains(keys(aws_cloudwatch_metric_alarm.full), "replay-1-disk")
-    error_message = "A healthy replay server must not hide another, as it would in a maximum of both."
-  }
-}
-
 run "roles_without_hosts_raise_nothing" {
   variables {
     actor_hosts = 0

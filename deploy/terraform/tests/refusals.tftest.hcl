@@ -145,25 +145,6 @@ run "ladder_has_a_place_for_each_environment_of_a_host" {
   expect_failures = [terraform_data.rules]
 }
 
-run "each_replay_server_has_an_actor_host" {
-  command = plan
-
-  variables {
-    replay_hosts = 3 # and two actor hosts
-  }
-  expect_failures = [terraform_data.rules]
-}
-
-run "gpus_divide_the_replay_servers" {
-  command = plan
-
-  variables {
-    replay_hosts    = 2
-    learner_devices = 4
-  }
-  expect_failures = [terraform_data.rules]
-}
-
 run "bucket_is_of_the_region" {
   command = plan
 

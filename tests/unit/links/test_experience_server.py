@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import msgpack
@@ -350,28 +349,3 @@ def test_connected_actors_take_turns_and_their_segments_are_stored_in_order() ->
         stored.append((waiting.segment.peer_id, waiting.segment.sequence))
         assert membership.dequeue().stored == waiting.segment.sequence
     assert stored == [(1, 1), (2, 1), (4, 1), (1, 2), (2, 2), (1, 3), (1, 4)]
-
-
-@pytest.mark.parametrize("servers", [1, 2, 3])
-def test_servers_assign_different_actor_numbers_and_places_that_span_the_ladder(servers: int) -> None:
-    ladder = 24
-    places: list[int] = []
-    actor_numbers: list[int] = []
-    for index in range(servers):
-        membership, newest = Membership(ladder, index, servers), 0
-        for peer_id in range(1, 24 // servers // 4 + 1):
-            newest, ladder_indices = membership.choose(ActorHello(peer_id, "", num_environments=4), newest, 0.0)
-            membership.actors[b"%d" % peer_id] = replace(actor_of(peer_id), ladder_indices=ladder_indices)
-            actor_numbers.append(newest)
-            places += ladder_indices.tolist()
-            assert ladder_indices.min() < ladder / 3
-            assert ladder_indices.max() >= ladder * 2 / 3
-    assert sorted(places) == list(range(ladder))
-    assert sorted(actor_numbers) == list(range(1, len(actor_numbers) + 1))
-
-
-def test_actor_that_comes_from_another_server_keeps_its_places_under_a_new_actor_number() -> None:
-    membership = Membership(LADDER, index=1, servers=2)
-    hello = ActorHello(7, "", num_environments=3, ladder_indices=np.array([0, 4, 6], np.int32))
-    actor_number, ladder_indices = membership.choose(hello, 5, 0.0)
-    assert (actor_number, ladder_indices.tolist()) == (6, [0, 4, 6])

@@ -10,7 +10,7 @@ import zmq
 
 from apex_jax.host.errors import RunError
 from apex_jax.links import sampling_client, sampling_server
-from apex_jax.links.sampling_client import Received, Segments
+from apex_jax.links.sampling_client import Batches, Received, SamplingClient, Segments
 from apex_jax.segment_codec import encode_segment
 from apex_jax.transport import monitor, sockets
 from apex_jax.transport.messages import (
@@ -27,8 +27,8 @@ from apex_jax.transport.messages import (
 from apex_jax.types import MAX_SAMPLES_PER_INSERT, PEER_TIMEOUT_SECONDS
 from tests.rigs.links import CONFIG, SPEC, TRANSITIONS, segment_of, wait_until
 from tests.rigs.sampling_link import (
+    BETA,
     CAPACITY,
-    AskingClient,
     B,
     FalseServer,
     K,
@@ -37,7 +37,6 @@ from tests.rigs.sampling_link import (
     Link,
     Server,
     batches_of,
-    credit,
     hello_of,
     next_of,
     streamed,
@@ -54,10 +53,11 @@ def test_a_learner_gets_all_live_segments_oldest_first_and_then_batches(sampling
     server.until(lambda: learner.consume() and learner.batches)
     assert learner.history == list(range(4, CAPACITY + 4))
     content = learner.batches[0].content
-    assert isinstance(content, IndexBatches)
-    assert content.indices.shape == (K * B,)
-    assert (content.environment_steps, content.size_transitions) == (77, CAPACITY * TRANSITIONS)
-    assert (content.age_seconds, content.samples_per_insert) == (1.0, K * B / ((CAPACITY + 3) * TRANSITIONS))
+    assert isinstance(content, Batches)
+    assert content.indices.shape == content.weights.shape == (K, B)
+    assert content.drawn.environment_steps == 77
+    assert content.drawn.age_seconds == 1.0
+    assert content.drawn.samples_per_insert == K * B / ((CAPACITY + 3) * TRANSITIONS)
 
 
 def test_server_sends_no_more_than_the_credit_allows(sampling: Link) -> None:
@@ -65,10 +65,10 @@ def test_server_sends_no_more_than_the_credit_allows(sampling: Link) -> None:
     server.insert(5)
     peer = sampling.peer(server, hello_of())
     assert peer.receives_nothing()
-    peer.send(credit(groups=1, segments=3))
+    peer.send(Credit(3, 1))
     assert len(peer.receive(StreamedSegments).ring_slots) == 3
     assert peer.receives_nothing(), "no batch before every live segment"
-    peer.send(credit(groups=1, segments=4))
+    peer.send(Credit(4, 1))
     assert peer.receive(StreamedSegments).ring_slots.tolist() == [3, 4]
     peer.receive(IndexBatches)
     peer.receive(IndexBatches)
@@ -84,7 +84,7 @@ def test_large_segments_travel_in_several_messages(sampling: Link, monkeypatch: 
     server = sampling.server()
     server.insert(5)
     peer = sampling.peer(server, hello_of())
-    peer.send(credit(groups=0, segments=99))
+    peer.send(Credit(99, 0))
     assert [peer.receive(StreamedSegments).ring_slots.tolist() for _ in range(3)] == [[0, 1], [2, 3], [4]]
     monkeypatch.setattr(sampling_server, "BYTES_AT_ONCE", 1)
     server.insert(2)
@@ -94,10 +94,10 @@ def test_large_segments_travel_in_several_messages(sampling: Link, monkeypatch: 
 def test_heartbeat_is_always_answered(sampling: Link) -> None:
     peer = sampling.peer(sampling.server(), hello_of())
     for _ in range(3):
-        peer.send(credit(groups=0, segments=0))
+        peer.send(Credit(0, 0))
         answer = peer.receive(Credit)
-        assert (answer.segments, answer.counts.size) == (0, 0)
-    peer.send(credit(groups=1, segments=1))
+        assert (answer.segments, answer.draws) == (0, 0)
+    peer.send(Credit(1, 1))
     assert peer.receives_nothing()
 
 
@@ -106,7 +106,7 @@ def test_ratio_too_large_for_a_message_is_sent_as_the_largest_one(sampling: Link
     server.insert(1)
     server.limiter.sample(10**15)  # as after months in which no actor sent anything
     peer = sampling.peer(server, hello_of())
-    peer.send(credit(groups=1, segments=9))
+    peer.send(Credit(9, 1))
     peer.receive(StreamedSegments)
     assert peer.receive(IndexBatches).samples_per_insert == MAX_SAMPLES_PER_INSERT
 
@@ -132,7 +132,7 @@ def test_a_second_learner_takes_over_when_the_first_leaves(sampling: Link) -> No
     server = sampling.server()
     server.insert(2)
     first = sampling.stream(hello_of(1))
-    server.until(lambda: first.next())
+    server.until(lambda: first.next(0.0))
     second = Learner(sampling.stream(hello_of(2)))
     first.close()
     server.until(lambda: second.consume() and second.batches)
@@ -144,7 +144,7 @@ def test_a_draw_larger_than_configured_is_refused_for_good(sampling: Link, batch
     server = sampling.server()
     stream = sampling.stream(hello_of(batches=batches))
     with pytest.raises(RunError, match=rf"{batches} batches of {B} at once exceed the 32 transitions"):
-        server.until(lambda: stream.next())
+        server.until(lambda: stream.next(0.0))
     assert server.service.learner is None
 
 
@@ -152,28 +152,28 @@ def test_reconnected_learner_starts_again(sampling: Link) -> None:
     server = sampling.server()
     server.insert(2)
     before = sampling.peer(server, hello_of(1))
-    before.send(credit(groups=5, segments=5))
+    before.send(Credit(5, 5))
     before.receive(StreamedSegments)
     after = sampling.peer(server, hello_of(1))
     assert after.receives_nothing(), "the credit of the connection before is void"
-    after.send(credit(groups=0, segments=5))
+    after.send(Credit(5, 0))
     assert after.receive(StreamedSegments).ring_slots.tolist() == [0, 1]
 
 
 def test_repeated_hello_is_welcomed_once_and_gives_credit_once(sampling: Link) -> None:
     server = sampling.server()
     peer = sampling.peer(server, hello_of(1))
-    peer.send(credit(groups=2, segments=3), hello_of(1))
+    peer.send(Credit(3, 2), hello_of(1))
     assert peer.receives_nothing()
     assert server.service.learner is not None
-    assert (len(server.service.learner.asked), server.service.learner.segments_credit) == (2, 3)
+    assert (server.service.learner.draws_credit, server.service.learner.segments_credit) == (2, 3)
 
 
 def test_server_gets_the_steps_of_the_run_from_its_learner(sampling: Link) -> None:
     server = sampling.server()
     peer = sampling.peer(server, hello_of(1, environment_steps=500))
     assert server.service.run_steps == 500
-    peer.send(credit(groups=0, segments=0, environment_steps=900), Goodbye())
+    peer.send(Credit(0, 0, 900), Goodbye())
     server.until(lambda: server.service.learner is None)
     assert server.service.run_steps == 900
 
@@ -246,9 +246,9 @@ def test_server_that_forgets_the_learner_again_and_again_does_not_grow_its_memor
         false_server.welcome()
     false_server.send(batches_of(2))
     item = next_of(stream)
-    assert isinstance(item.content, IndexBatches)
+    assert isinstance(item.content, Batches)
     assert item.content.indices.max() == 2, "what came before the newest welcome is void"
-    assert stream.next() is None
+    assert stream.next(0.0) is None
 
 
 def test_second_welcome_to_a_connection_makes_the_learner_join_on_a_new_one(
@@ -260,7 +260,7 @@ def test_second_welcome_to_a_connection_makes_the_learner_join_on_a_new_one(
     false_server.send(LearnerWelcome(CAPACITY))  # for a repeated hello that a long stall has delayed
     false_server.welcome()
     assert false_server.identity != first
-    assert (stream.peer_state, stream.disconnects, stream.next()) == ("joined", 1, None)
+    assert (stream.peer_state, stream.disconnects, stream.next(0.0)) == ("joined", 1, None)
 
 
 def test_undecodable_segments_are_reported_and_blank_until_they_are_excluded(
@@ -297,21 +297,20 @@ def test_undecodable_segments_are_reported_and_blank_until_they_are_excluded(
     ([batches_of(0, shape=(K, B + 1))], "sends batches that do not fit the replay"),
     ([batches_of(0)._replace(probabilities=np.full(K * B, np.nan))], "sends batches that do not fit"),
     ([batches_of(0)._replace(probabilities=np.full(K * B, 5e-324))], "sends batches that do not fit"),
-    ([batches_of(0)._replace(size_transitions=0)], "sends batches that do not fit"),
-    ([batches_of(0)] * 3, "sends more than it was given credit for"),
+    ([batches_of(0)] * 5, "sends more than it was given credit for"),
     ([ActorHello(1, "", 4)], "sent what is no message .unknown_kind: ActorHello does not belong on this socket"),
 ], ids=str)  # fmt: skip
 def test_a_server_that_breaks_the_protocol_ends_the_learner_in_one_line(
     sampling: Link, false_server: FalseServer, monkeypatch: pytest.MonkeyPatch, messages: list[Any], message: str
 ) -> None:
     monkeypatch.setattr(sampling_client, "SEGMENTS_WINDOW", 2)
-    stream = sampling.stream(groups=2)
+    stream = sampling.stream(draws=2)
     false_server.welcome()
     for each in messages:
         false_server.send(each)
     wait_until(lambda: stream.peer_state == "refused", false_server.read)
     with pytest.raises(RunError, match=f"^the replay server at {sampling.address} {message}") as caught:
-        stream.next()
+        stream.next(0.0)
     assert str(caught.value).isprintable()
 
 
@@ -330,18 +329,18 @@ def test_server_that_sends_too_much_is_disconnected_unread(
 def test_a_replay_of_another_capacity_ends_the_learner(sampling: Link) -> None:
     server = sampling.server(capacity=CAPACITY + 1)
     stream = sampling.stream()
-    with pytest.raises(RunError, match=r"holds 7 segments, this learner 6: replay\.capacity_transitions"):
-        server.until(lambda: stream.next())
+    with pytest.raises(RunError, match=r"holds 7 segments, this learner 6: .*replay\.capacity_transitions"):
+        server.until(lambda: stream.next(0.0))
 
 
 @pytest.mark.parametrize("is_served", [True, False])
 def test_close_ends_the_thread_and_releases_the_context(sampling: Link, is_served: bool) -> None:
     context = zmq.Context()
-    stream = AskingClient(context, sampling.address, SPEC, hello_of(), CAPACITY, groups=2)
+    stream = SamplingClient(context, sampling.address, SPEC, hello_of(), CAPACITY, 2, BETA)
     if is_served:
         server = sampling.server()
         server.insert(1)
-        server.until(lambda: stream.next())
+        server.until(lambda: stream.next(0.0))
     stream.close()
     assert not stream._thread.is_alive()
     context.term()

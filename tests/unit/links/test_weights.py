@@ -1,4 +1,4 @@
-"""Clients get the learner's newest weights across its restarts; it knows who has the final ones, and places actors."""
+"""Clients get the learner's newest weights across its restarts; it knows who has the final ones, whatever the line."""
 
 from __future__ import annotations
 
@@ -14,18 +14,16 @@ import zmq
 from apex_jax.host.errors import RunError
 from apex_jax.links import server as link_server
 from apex_jax.links import weights_client, weights_server
-from apex_jax.links.placement import NOWHERE, Placement
 from apex_jax.run.identity import RunIdentity
 from apex_jax.transport import sockets
 from apex_jax.transport.messages import (
     NO_RETURN,
-    WEIGHTS_PIECE_BYTES,
     Goodbye,
     Refusal,
+    WeightsBody,
     WeightsHeartbeat,
     WeightsHello,
     WeightsOffer,
-    WeightsPiece,
     WeightsRequest,
 )
 from apex_jax.transport.params_codec import architecture_of, encode_weights
@@ -75,7 +73,7 @@ def test_weights_arrive_bit_for_bit_with_their_counts(link: Link) -> None:
 
 def test_the_best_return_of_all_evaluators_reaches_the_learner(link: Link, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(weights_client, "HEARTBEAT_SECONDS", 0.05)
-    server, first, second, actor = link.server(), link.client(), link.client(), link.client(environments=1)
+    server, first, second, actor = link.server(), link.client(), link.client(), link.client()
     wait_until(lambda: len(server.clients) == 3)
     assert server.best_return == actor.best_return == NO_RETURN
     first.best_return = -3.5
@@ -86,13 +84,13 @@ def test_the_best_return_of_all_evaluators_reaches_the_learner(link: Link, monke
     wait_until(lambda: restarted.best_return == 7.25)
 
 
-@pytest.mark.parametrize("num_bytes", [4, WEIGHTS_PIECE_BYTES, WEIGHTS_PIECE_BYTES + 4, 11 * WEIGHTS_PIECE_BYTES])
-def test_weights_of_any_length_arrive_in_pieces(link: Link, sent: Counter[type], num_bytes: int) -> None:
+@pytest.mark.parametrize("num_bytes", [4, 13_200_000])
+def test_weights_of_any_length_arrive_in_one_message(link: Link, sent: Counter[type], num_bytes: int) -> None:
     params = {"kernel": np.random.default_rng(0).normal(size=num_bytes // 4).astype(np.float32)}
     server, client = link.server(params=params), link.client(params)
     server.publish(params, 1, 0)
     assert_equal_bits(newest(client, 1).params, params)
-    assert sent[WeightsPiece] == -(-num_bytes // WEIGHTS_PIECE_BYTES)
+    assert sent[WeightsBody] == 1
 
 
 def test_age_counts_from_publishing_even_for_late_clients(link: Link) -> None:
@@ -127,9 +125,6 @@ def test_transfer_interrupted_by_a_restart_of_the_learner_starts_again(link: Lin
     client = link.client(large_params(0))
     learner.receive(WeightsHello)
     learner.send(WeightsOffer(9, 1, False))
-    learner.receive(WeightsRequest)
-    body = large_params(1)["kernel"].tobytes()
-    learner.send(WeightsPiece(9, 1, 1, 0, False, 0.0, 0, len(body), 0, body[:WEIGHTS_PIECE_BYTES]))
     learner.receive(WeightsRequest)
     learner.close()
     server = link.when_free(lambda: link.server(params=large_params(0)))
@@ -198,7 +193,7 @@ def test_nothing_but_heartbeats_is_sent_while_nothing_changes(
         newest(client, 1)
     heartbeats = sent[WeightsHeartbeat]
     wait_until(lambda: sent[WeightsHeartbeat] > heartbeats + 9)
-    assert sent[WeightsPiece] == sent[WeightsRequest] == 3
+    assert sent[WeightsBody] == sent[WeightsRequest] == 3
 
 
 def test_version_is_encoded_once_on_the_first_request(link: Link, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -253,14 +248,14 @@ def test_learner_does_not_wait_for_a_client(link: Link, monkeypatch: pytest.Monk
 # Who is served, and who is not ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("request_", [(0, 0), (7, 0), (0, 1), (0, WEIGHTS_PIECE_BYTES), (0, 2**29)], ids=str)
-def test_request_of_an_unknown_version_is_answered_with_the_newest(link: Link, request_: tuple[int, int]) -> None:
+def test_request_before_the_first_version_is_answered_once_there_is_one(link: Link) -> None:
     server, peer = link.server(), link.joined_peer()
-    if request_ != (0, 0):
-        server.publish(params_of(1), 1, 0)
-        peer.receive(WeightsOffer)
-    peer.send(WeightsRequest(*request_))
-    assert peer.receive(WeightsOffer).version == server.version
+    peer.send(WeightsRequest())
+    server.publish(params_of(1), 1, 0)
+    peer.receive(WeightsOffer)
+    peer.send(WeightsHeartbeat(0, 0))
+    peer.receive(WeightsOffer)
+    assert peer.receive(WeightsBody).version == server.version
 
 
 def test_client_that_does_not_read_occupies_only_its_queue(link: Link) -> None:
@@ -268,14 +263,14 @@ def test_client_that_does_not_read_occupies_only_its_queue(link: Link) -> None:
     greedy = link.joined_peer(architecture_of(large_params(0)))
     greedy.socket.set(zmq.SNDHWM, 0)
     server.publish(large_params(1), 1, 0)
-    greedy.send(*[WeightsRequest(0, 0)] * 2_000)
+    greedy.send(*[WeightsRequest()] * 2_000)
     client = link.client(large_params(0))
     newest(client, 1)
     wait_until(lambda: not server._socket.poll(0))
     count = 0
     while greedy.socket.poll(100):
-        message = sockets.receive(greedy.socket, (WeightsPiece, WeightsOffer))
-        count += isinstance(message, WeightsPiece)
+        message = sockets.receive(greedy.socket, (WeightsBody, WeightsOffer))
+        count += isinstance(message, WeightsBody)
     assert count < 1_000
 
 
@@ -289,21 +284,6 @@ def test_hello_of_a_second_kind_is_refused_in_place(link: Link) -> None:
     assert len(server.clients) == 1
 
 
-def test_each_actor_is_assigned_a_replay_server_and_told_when_it_should_move(
-    link: Link, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(weights_client, "HEARTBEAT_SECONDS", 0.05)
-    server = link.server(servers=2)
-    evaluator, *actors = (link.client(environments=size) for size in (0, 16, 16))
-    wait_until(lambda: sorted(actor.replay_index for actor in actors if actor.replay_index is not None) == [0, 1])
-    assert (evaluator.replay_index or 0) == 0, "it takes no place"
-    server.placement.closed = frozenset({0})
-    wait_until(lambda: [actor.replay_index for actor in actors] == [1, 1])
-    monkeypatch.setattr(weights_server, "SETTLED_SECONDS", 0.0)
-    server = link.restarted_server(server, servers=2)
-    wait_until(lambda: sorted(actor.replay_index for actor in actors if actor.replay_index is not None) == [0, 1])
-
-
 def test_client_beyond_the_limit_is_refused_and_retries(link: Link, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(weights_server, "MAX_CLIENTS", 1)
     monkeypatch.setattr(weights_client, "HEARTBEAT_SECONDS", 0.05)
@@ -313,50 +293,3 @@ def test_client_beyond_the_limit_is_refused_and_retries(link: Link, monkeypatch:
     wait_until(lambda: second.dropped["refused"] >= 2)
     first.send(Goodbye())
     newest(second, 1)
-
-
-def placed(placement: Placement, actors: dict[int, int], environments: int = 16) -> dict[int, int]:
-    """Places each actor, whose server `actors` holds, once more."""
-    return {actor: placement.place(environments, server) for actor, server in actors.items()}
-
-
-@pytest.mark.parametrize(("servers", "actors", "counts"), [(1, 5, [5]), (2, 5, [2, 3]), (3, 9, [3, 3, 3])])
-def test_new_actors_fill_the_servers_evenly(servers: int, actors: int, counts: list[int]) -> None:
-    placement = Placement(servers)
-    where = placed(placement, dict.fromkeys(range(actors), NOWHERE))
-    assert sorted(np.bincount(list(where.values()), minlength=servers)) == counts
-    assert placed(placement, where) == where, "they stay while it is even"
-
-
-def test_actors_leave_a_closed_server_evenly_and_come_back_once_it_is_open() -> None:
-    placement = Placement(3)
-    first = placed(placement, dict.fromkeys(range(12), NOWHERE))
-    placement.closed = frozenset({1})
-    away = placed(placement, first)
-    assert np.bincount(list(away.values()), minlength=3).tolist() == [6, 0, 6]
-    assert all(away[actor] == server for actor, server in first.items() if server != 1)
-    placement.closed = frozenset()
-    back = placed(placement, placed(placement, away))
-    assert np.bincount(list(back.values()), minlength=3).tolist() == [4, 4, 4]
-
-
-def test_learner_that_restarts_learns_where_actors_are_and_moves_none_of_an_even_fleet() -> None:
-    placement = Placement(2)
-    where = {actor: placement.add(16, actor % 2) for actor in range(6)}
-    assert placed(placement, where) == where
-    assert placement.add(16, 2) == placement.add(16, NOWHERE) == NOWHERE
-
-
-def test_actor_that_left_counts_no_more() -> None:
-    placement = Placement(2)
-    placed(placement, dict.fromkeys(range(4), NOWHERE))
-    placement.remove(16, 1)
-    placement.remove(16, NOWHERE)
-    assert placement.place(16, NOWHERE) == 1
-
-
-def test_nobody_moves_to_make_it_even_before_all_have_joined() -> None:
-    placement = Placement(2)
-    assert [placement.place(16, placement.add(16, 0), may_balance=False) for _ in range(3)] == [0, 0, 0]
-    assert placement.place(16, NOWHERE, may_balance=False) == 1
-    assert placement.place(16, 0) == 1

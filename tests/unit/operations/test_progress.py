@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from apex_jax.config import EvaluatorConfig, ReplayConfig
+from apex_jax.config import EvaluatorConfig
 from apex_jax.operations.progress import EvaluationSummary, ProgressReader
 from tests.rigs.live_views import START, Clock, config, write
 
@@ -81,16 +81,6 @@ def test_run_passes_from_starting_over_filling_and_learning_to_finishing(tmp_pat
         phases.append(reader.read().phase)
     assert phases[:3] == ["starting the replay server", "starting the learner", "starting the actors"]
     assert phases[3:] == ["filling the replay", "compiling the learner", "learning", "learning", "finishing"]
-
-
-def test_numbers_of_several_replay_servers_are_added(tmp_path: Path) -> None:
-    replay = ReplayConfig(servers=2, capacity_transitions=10_000, min_size_to_sample=1_000)
-    reader = ProgressReader(str(tmp_path), config(replay=replay), Clock())
-    rate = "charts__environment_frames_per_second"
-    write(tmp_path, "replay", 5, 8000, replay__size_transitions=300, **{rate: 400.0})
-    write(tmp_path, "replay-1", 5, 8800, replay__size_transitions=500, **{rate: 200.0})
-    now = reader.read()
-    assert (now.frames, now.frames_per_second, now.replay_size) == (8800, 600.0, 800)
 
 
 def test_numbers_come_from_the_files_of_all_processes(tmp_path: Path) -> None:

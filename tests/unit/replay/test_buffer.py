@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from apex_jax.replay.buffer import PriorityResult, ReplayBuffer
-from apex_jax.replay.fractions import importance_weights
+from apex_jax.replay.importance_weights import importance_weights
 from apex_jax.replay.replay import Replay
 from apex_jax.types import Columns
 from tests.rigs.buffers import SPEC, L, buffer_of, columns_of, leaf, priorities_at, random_columns, update
@@ -98,7 +98,7 @@ def test_agrees_with_a_naive_ring_under_random_operations(seed: int) -> None:
         np.testing.assert_allclose(buffer.tree.get(np.arange(num_segments * L)), powers, rtol=1e-12)
         assert buffer.size_transitions == sum(power > 0 for power in powers)
         if buffer.size_transitions:
-            draw = buffer.sample([5] * 2, float(now))
+            draw = buffer.sample(2, 5, float(now))
             assert all(powers[index] > 0 for index in draw.indices)
             numbers = [naive.number(index) for index in draw.indices]
             assert draw.generations.tolist() == numbers
@@ -111,7 +111,7 @@ def test_any_float32_priority_neither_vanishes_nor_overflows(alpha: float) -> No
     buffer = buffer_of(alpha=alpha)
     buffer.insert(b"", priorities_at(f1=1e-45, f2=3.4e38), 0.0)
     assert update(buffer, (1, 1, 3.4e38), (2, 1, 1e-45)) == PriorityResult(2, 0, 0)
-    draw = buffer.sample([50] * 2, 0.0)
+    draw = buffer.sample(2, 50, 0.0)
     weights = importance_weights(draw.probabilities[None], 10.0)
     assert np.isfinite(weights).all()
     assert weights.max() == 1.0
@@ -127,16 +127,16 @@ def test_capacity_is_a_whole_number_of_segments_and_at_least_two() -> None:
 def test_each_batch_takes_one_transition_from_each_of_its_strata() -> None:
     buffer = buffer_of(num_segments=2, alpha=1.0)
     buffer.insert(b"", columns_of(np.ones(L)), 0.0)
-    np.testing.assert_array_equal(buffer.sample([L] * 5, 0.0).indices, np.tile(np.arange(L), 5))
+    np.testing.assert_array_equal(buffer.sample(5, L, 0.0).indices, np.tile(np.arange(L), 5))
 
 
 def test_drawing_from_an_empty_replay_is_refused() -> None:
     buffer = buffer_of()
     with pytest.raises(ValueError, match="nothing to draw"):
-        buffer.sample([1], 0.0)
+        buffer.sample(1, 1, 0.0)
     buffer.insert(b"", priorities_at(), 0.0)
     with pytest.raises(ValueError, match="nothing to draw"):
-        buffer.sample([1], 0.0)
+        buffer.sample(1, 1, 0.0)
 
 
 @pytest.mark.parametrize("index", [-1, -(4 * L) + 1, 4 * L, 2**31, 2**32 + 1, -(2**32) + 1, 2**63 + 1, 2**64 - 1, 0, 3])

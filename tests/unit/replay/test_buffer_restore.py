@@ -59,7 +59,7 @@ def test_buffer_restored_at_random_moments_equals_one_that_was_never_restored(se
                 indices, generations, priorities
             )
         elif operation == 4 and twin.size_transitions:
-            for a, b in zip(twin.sample([3] * 2, float(now)), buffer.sample([3] * 2, float(now)), strict=True):
+            for a, b in zip(twin.sample(2, 3, float(now)), buffer.sample(2, 3, float(now)), strict=True):
                 np.testing.assert_allclose(np.asarray(a), np.asarray(b), rtol=1e-12)
         else:
             disk.state = buffer.state(float(now))

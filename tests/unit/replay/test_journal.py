@@ -26,7 +26,7 @@ def test_fault_05_restart_after_a_stop_restores_everything(tmp_path: Path, caplo
     before = World(tmp_path, capacity=3)
     before.store(1, 2, 3, 4, 5, now_seconds=2.0)
     before.learn(4, 9.0)
-    before.sample([3] * 2, 2.0)
+    before.sample(2, 3, 2.0)
     before.ledger.report(RUN, ActorCounts(99, 0, 7, 0, 0))
     before.ledger.report(2**63 - 1, ActorCounts(2**48, 1, 2, 3, 4))
     before.ledger.refuse(RUN, 6, 99, 3, "bad_checksum")
@@ -41,7 +41,7 @@ def test_fault_05_restart_after_a_stop_restores_everything(tmp_path: Path, caplo
     assert (after.ledger.steps, after.ledger.highest_actor_number) == (99, 5)
     assert after.ledger.totals(()) == before.ledger.totals(())
     assert after.journal.header.replay_id == before.journal.header.replay_id
-    for one, other in zip(before.sample([4] * 2, 0.0), after.sample([4] * 2, 0.0), strict=True):
+    for one, other in zip(before.sample(2, 4, 0.0), after.sample(2, 4, 0.0), strict=True):
         np.testing.assert_array_equal(one, other)
     check_buffer(after.buffer)
     after.kill()
@@ -137,7 +137,7 @@ def test_no_flipped_or_missing_byte_causes_a_traceback_or_a_wrong_restore(
     world.store(1, 2)
     for number in (1, 2):
         world.learn(number, 10.0 + number)
-    world.sample([2], 0.0)
+    world.sample(1, 2, 0.0)
     world.stop()
     learned = world.leaves()
     [path] = files(tmp_path, kind)

@@ -14,7 +14,7 @@ import pytest
 from apex_jax.host.disk import open_regular
 from apex_jax.host.errors import RunError
 from apex_jax.run import storage as module
-from apex_jax.run.storage import SECTIONS, Storage, StorageError, files_of, local_progress
+from apex_jax.run.storage import Storage, StorageError, files_of, local_progress
 from tests.rigs.storages import (
     IDENTITY,
     LOG,
@@ -70,23 +70,6 @@ def test_linked_folder_is_refused_with_an_error(tmp_path: Path, run: Path, folde
     with pytest.raises(RunError, match=f"{folder} is a link, which no copy follows: link .* instead"):
         push(tmp_path / "copy", run)
     assert not (tmp_path / "copy").exists()
-
-
-def test_each_replay_server_has_a_section_with_its_own_files_only(tmp_path: Path, run: Path) -> None:
-    for number, server in enumerate(("replay-1", "replay-12")):
-        write(run, LOG.replace("replay", server), f"segments {number}".encode())
-    write(run, LOG.replace("replay", "replay-64"), b"of no server")
-    assert [section for section in SECTIONS if local_progress(section, run) is not None] == [
-        "learner", "replay", "replay-1", "replay-12"
-    ]  # fmt: skip
-    push(tmp_path / "copy", run)
-    assert Storage(str(tmp_path / "copy")).pull("replay-1", tmp_path / "back") == len(b"segments 0")
-    assert content(tmp_path / "back") == {
-        "replay-1/segments-00000000000000000001-000001.log": b"segments 0", "run_identity": IDENTITY.encode()
-    }  # fmt: skip
-    (tmp_path / "copy/replay-12/manifest.json").write_bytes((tmp_path / "copy/replay/manifest.json").read_bytes())
-    with pytest.raises(StorageError, match=r"replay-12/manifest\.json is damaged"):
-        Storage(str(tmp_path / "copy")).pull("replay-12", tmp_path / "other")
 
 
 def stored_files(copy: Path) -> set[str]:

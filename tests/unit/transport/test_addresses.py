@@ -9,11 +9,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from apex_jax.config.load import load
 from apex_jax.host.errors import RunError, UsageError
 from apex_jax.transport.addresses import (
     Address,
-    addresses_of_servers,
     is_loopback,
     resolve,
     split,
@@ -25,13 +23,6 @@ def test_a_path_is_no_host_and_is_resolved_without_a_lookup(monkeypatch: pytest.
     monkeypatch.setattr(socket, "getaddrinfo", None)
     assert split("ipc:///run/x") == Address("", 0, "/run/x")
     assert resolve(split("ipc:///run/x")) == [(socket.AF_UNIX, "/run/x")]
-
-
-def test_each_replay_server_has_an_address_where_it_is_joined() -> None:
-    two = load(None, ["replay.servers=2", "addresses.sampling=[tcp://a:2,tcp://b:2]"])
-    assert addresses_of_servers(two, "sampling") == ("tcp://a:2", "tcp://b:2")
-    with pytest.raises(UsageError, match=r"addresses\.experience=.*replay\.servers=2"):
-        addresses_of_servers(two, "experience")
 
 
 @pytest.mark.parametrize("host", ["no.such.host.invalid", "a..b", "x" * 300])

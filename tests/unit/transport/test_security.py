@@ -14,7 +14,7 @@ from apex_jax.host.errors import UsageError
 from apex_jax.transport import keys, keys_command
 from apex_jax.transport.security import AllowList, security_of
 
-REMOTE = AddressConfig(("tcp://10.0.0.7:5550",), ("tcp://10.0.0.7:5551",), "tcp://10.0.0.8:5552")
+REMOTE = AddressConfig("tcp://10.0.0.7:5550", "tcp://10.0.0.7:5551", "tcp://10.0.0.8:5552")
 
 
 @pytest.fixture
@@ -221,8 +221,8 @@ def test_address_beyond_this_machine_without_keys_is_refused_unless_insecure(
 
 
 @pytest.mark.parametrize(("role", "addresses"), [
-    ("evaluator", AddressConfig(("tcp://*:5550",), ("tcp://*:5551",), "ipc:///run/weights")),
-    ("replay", AddressConfig(("ipc:///run/experience",), ("tcp://127.0.0.1:5551",), "tcp://10.0.0.8:5552")),
+    ("evaluator", AddressConfig("tcp://*:5550", "tcp://*:5551", "ipc:///run/weights")),
+    ("replay", AddressConfig("ipc:///run/experience", "tcp://127.0.0.1:5551", "tcp://10.0.0.8:5552")),
 ])  # fmt: skip
 def test_addresses_that_a_role_does_not_use_need_no_keys(role: str, addresses: AddressConfig) -> None:
     assert not security_of(config_of(addresses=addresses), role).has_keys
@@ -230,5 +230,5 @@ def test_addresses_that_a_role_does_not_use_need_no_keys(role: str, addresses: A
 
 def test_loopback_is_encrypted_if_keys_are_configured_and_local_links_are_not(directory: Path) -> None:
     assert security_of(config_of(directory, AddressConfig()), "actor").has_keys
-    links = AddressConfig(("ipc:///run/a",), ("ipc:///run/b",), "ipc:///run/c")
+    links = AddressConfig("ipc:///run/a", "ipc:///run/b", "ipc:///run/c")
     assert not security_of(config_of("/no/such/folder", links), "replay").has_keys

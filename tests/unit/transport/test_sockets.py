@@ -16,7 +16,7 @@ import zmq
 
 from apex_jax.host.errors import RunError
 from apex_jax.transport import sockets
-from apex_jax.transport.messages import WEIGHTS_PIECE_BYTES, Goodbye, Rejoin
+from apex_jax.transport.messages import Goodbye, Rejoin
 from apex_jax.transport.sockets import LocalLinks
 from apex_jax.types import MAX_SEGMENT_BYTES, MAX_WEIGHTS_BYTES, SegmentRecord
 from tests.rigs.links import free_address, wait_until
@@ -130,7 +130,7 @@ def test_each_socket_accepts_the_largest_message_of_its_link_and_none_larger(ope
     for make in (sockets.serve_experience, sockets.connect_sampling):
         assert option(opened(make), zmq.MAXMSGSIZE) >= MAX_SEGMENT_BYTES
     small = sockets.SMALL_MESSAGE_BYTES + sockets.ENCRYPTION_BYTES
-    assert option(opened(sockets.connect_weights), zmq.MAXMSGSIZE) == WEIGHTS_PIECE_BYTES + sockets.ENCRYPTION_BYTES
+    assert option(opened(sockets.connect_weights), zmq.MAXMSGSIZE) == MAX_WEIGHTS_BYTES + sockets.ENCRYPTION_BYTES
     assert option(opened(sockets.connect_experience), zmq.MAXMSGSIZE) == small
     assert option(opened(sockets.serve_weights), zmq.MAXMSGSIZE) == small
     for serve in (sockets.serve_experience, sockets.serve_sampling):

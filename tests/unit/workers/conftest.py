@@ -17,7 +17,7 @@ from tests.rigs.processes import ROOT
 @pytest.fixture
 def config(tmp_path: Path) -> Iterator[Config]:
     links = LocalLinks()
-    addresses = AddressConfig((links.experience,), (links.sampling,), links.weights)
+    addresses = AddressConfig(links.experience, links.sampling, links.weights)
     yield load(ROOT / "configs" / "catch.yaml").replace(addresses=addresses, run_directory=str(tmp_path))
     links.close()
 

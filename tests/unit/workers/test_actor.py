@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -38,7 +39,8 @@ class Replay:
         self.dropped: Counter[str] = Counter()
         self.disconnects = 0
         self.status: Any = None
-        self.produced = 0
+        self.produced = self.left_out = 0
+        self.finished = threading.Event()
         self.segments: list[Segment] = []
 
     def put(self, segment: Segment, timeout_seconds: float) -> bool:
@@ -85,14 +87,14 @@ def act(tmp_path: Path, context: zmq.Context, monkeypatch: pytest.MonkeyPatch) -
         def policy(params: Any, observation: Any, epsilon: np.ndarray, *rest: Any) -> Any:
             acting.epsilons.append(np.asarray(epsilon))
             if len(acting.epsilons) == calls:
-                replay.must_leave = True
+                replay.finished.set()
             return dqn.act(params, observation, epsilon, *rest)
 
         algorithm = dqn._replace(act=policy)  # type: ignore[arg-type]
-        replay = SimpleNamespace(client=acting.replay, must_leave=False, peer_id=1, disconnects=0)
+        replay = acting.replay
         weights = Weights(params, 1, 1, 0, 0, False, 0.0)
         client = SimpleNamespace(fetch_after=lambda last: weights, dropped=Counter())
-        actor = Actor(role, spec, algorithm, client, replay)  # type: ignore[arg-type]
+        actor = Actor(role, spec, algorithm, client, replay, peer_id=1)  # type: ignore[arg-type]
         receive = VectorEnvironment.receive
 
         def remember(environment: VectorEnvironment) -> Step:

@@ -22,14 +22,14 @@ from apex_jax.config import Config
 from apex_jax.config.load import load_run
 from apex_jax.environments.environment import segment_spec
 from apex_jax.host.errors import FatalError, RunError
-from apex_jax.links.replay_servers import Batches, ReplayServers
+from apex_jax.links.sampling_client import Batches, SamplingClient
 from apex_jax.process import StopSignal
 from apex_jax.run import metrics
 from apex_jax.run.checkpoint import Checkpointer, CheckpointError
 from apex_jax.run.metrics import TAGS
 from apex_jax.run.provenance import read_changes
 from apex_jax.segment_codec import encode_segment
-from apex_jax.transport.messages import LearnerHello, LearnerWelcome
+from apex_jax.transport.messages import IndexBatches, LearnerHello, LearnerWelcome
 from apex_jax.transport.params_codec import architecture_of
 from apex_jax.types import Segment, zero_columns
 from apex_jax.workers import learner as module
@@ -120,8 +120,8 @@ def test_settings_are_recorded_at_the_first_start_and_later_once_an_update_was_m
     output = UpdateOutput(priorities=jnp.ones((1, 1)), metrics={"losses/td_loss": jnp.zeros(1)})
     monkeypatch.setattr(Learner, "learn", learn)
     monkeypatch.setattr(LearnerMetrics, "add", mock.Mock())
-    monkeypatch.setattr(ReplayServers, "update_priorities", mock.Mock())
-    monkeypatch.setattr(ReplayServers, "consumed", mock.Mock())
+    monkeypatch.setattr(SamplingClient, "update_priorities", mock.Mock())
+    monkeypatch.setattr(SamplingClient, "consumed", mock.Mock())
     module.run(config.replace(seed=2), "learner", StopSignal())
     assert recorded(config) == (2, ["seed=2 (was 1)"])
 
@@ -139,7 +139,7 @@ def test_segment_whose_returns_the_rewards_do_not_allow_is_not_learned_from(
     columns = zero_columns(spec)
     columns["priority"][spec.frame_stack] = columns["bootstrap_offset"][spec.frame_stack] = 1
     columns["n_step_return"][:] = 1e38
-    server = FalseServer(zmq.Context(), config.addresses.sampling[0])
+    server = FalseServer(zmq.Context(), config.addresses.sampling)
     with open_learner(RoleContext(config, context, "learner"), spec) as learner:
         server.until_received(lambda message: isinstance(message, LearnerHello))
         server.send(LearnerWelcome(spec.ring_segments(config.replay.capacity_transitions)))
@@ -185,7 +185,7 @@ def test_end_of_the_run_is_announced_after_the_last_save(
 def test_replay_that_does_not_fit_the_device_is_refused_at_the_start(
     config: Config, context: zmq.Context, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "device_memory_bytes", lambda devices: 1_000_000)
+    monkeypatch.setattr(module, "device_memory_bytes", lambda: 1_000_000)
     is_refused = pytest.raises(
         FatalError,
         match=r"0\.\d+ GB of frames, each uint8\[.*\d bytes, of which .*lower replay\.capacity_transitions to some",
@@ -211,7 +211,8 @@ def test_device_error_is_one_line_and_leaves_no_thread(
 
 def batches_of(age_seconds: float, samples_per_insert: float) -> Batches:
     empty = np.zeros((1, 0))
-    return Batches(empty, empty, samples_per_insert, age_seconds)
+    nothing = np.zeros(0, np.int32), np.zeros(0, np.uint32), np.zeros(0)
+    return Batches(empty, empty, IndexBatches(*nothing, "", 0, samples_per_insert, age_seconds))
 
 
 def output_of(priorities: list[list[float]], **values: list[float]) -> UpdateOutput:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from apex_jax.config import ActorConfig, AddressConfig, Config, EnvironmentConfig, ReplayConfig
+from apex_jax.config import ActorConfig, AddressConfig, Config, EnvironmentConfig
 from apex_jax.config.command_line import parse
 from apex_jax.config.load import load
 from apex_jax.host.errors import RunError
@@ -110,14 +110,6 @@ def test_roles_are_given_the_config_and_the_addresses_of_the_run(stage: Stage) -
     assert command.config == stage.config.replace(addresses=AddressConfig(weights="ipc://w"))
     kept = load(Path(stage.config.run_directory, "logs", "config.yaml"))
     assert kept == stage.config, "the run's own is the learner's to write"
-
-
-def test_several_replay_servers_are_started_with_their_numbers(stage: Stage) -> None:
-    stage.config = stage.config.replace(replay=ReplayConfig(servers=2))
-    stage.run(replay_1=f"{WRITE_ARGUMENTS}\n{WAIT}", learner="wait_until((folder / 'arguments').exists)")
-    assert stage.lives == ONCE_EACH | {"replay-1": 1}
-    command = parse((stage.folder / "arguments").read_text().splitlines())
-    assert (command.role, command.name, command.config.replay.index) == ("replay", "replay-1", 1)
 
 
 @pytest.mark.parametrize("end", ["os.kill(os.getpid(), signal.SIGKILL)", "{}['ab'[life - 1]]", "os._exit(143)"])

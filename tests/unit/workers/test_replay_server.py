@@ -20,6 +20,7 @@ from apex_jax.run.metric_files import read_metrics
 from apex_jax.transport import sockets
 from apex_jax.transport.messages import (
     ActorWelcome,
+    Credit,
     EpisodeStatistics,
     Finish,
     Goodbye,
@@ -33,7 +34,7 @@ from apex_jax.workers.replay_server import ReplayServer
 from apex_jax.workers.role import RoleContext
 from tests.rigs import journals
 from tests.rigs.agents import CONTINUOUS
-from tests.rigs.links import CONFIG, SPEC, TRANSITIONS, Peer, credit, free_address, wait_until
+from tests.rigs.links import CONFIG, SPEC, TRANSITIONS, Peer, free_address, wait_until
 from tests.rigs.served import Served, segment
 
 
@@ -43,7 +44,7 @@ def config(tmp_path: Path) -> Config:
         run_directory=str(tmp_path),
         metrics_interval_seconds=0.1,
         replay=replace(ReplayConfig(), capacity_transitions=8 * TRANSITIONS, min_size_to_sample=2 * TRANSITIONS),
-        addresses=AddressConfig((free_address(),), (free_address(),), free_address()),
+        addresses=AddressConfig(free_address(), free_address(), free_address()),
     )
 
 
@@ -80,7 +81,7 @@ def send_segments(actor: Peer, *numbers: int) -> None:
 
 def test_segments_of_actors_become_batches_of_the_learner(running: Running) -> None:
     learner, actor = running.learner(environment_steps=1_000), running.actor(1)
-    learner.send(credit(groups=1, segments=10))
+    learner.send(Credit(10, 1))
     send_segments(actor, 1, 2)
     received = [len(learner.receive(StreamedSegments).ring_slots)]
     while sum(received) < 2:
@@ -88,24 +89,23 @@ def test_segments_of_actors_become_batches_of_the_learner(running: Running) -> N
     batches = learner.receive(IndexBatches)
     assert batches.replay_id == running.server.replay.journal.header.replay_id
     assert batches.environment_steps == 200, "of this replay alone"
-    assert batches.size_transitions == 2 * TRANSITIONS
 
 
 def test_segments_wait_while_the_learner_waits_for_batches(running: Running) -> None:
     learner, actor = running.learner(), running.actor(1)
-    learner.send(credit(groups=0, segments=2))
+    learner.send(Credit(2, 0))
     send_segments(actor, 1, 2, 3)  # a learner that wants no batches now holds nothing back
-    learner.send(credit(groups=1, segments=0))
+    learner.send(Credit(0, 1))
     wait_until(lambda: running.server.sampling.is_in_arrears)
     actor.send(segment(1, 4, 400))
     assert actor.receives_nothing()
     assert running.server.replay.buffer.inserted_segments == 3
-    learner.send(credit(groups=0, segments=9))
+    learner.send(Credit(9, 0))
     received: list[int] = []
     while 2 not in received:
         received += learner.receive(StreamedSegments).ring_slots.tolist()
     assert received == [0, 1, 2]
-    assert learner.receive(IndexBatches).size_transitions == 3 * TRANSITIONS
+    learner.receive(IndexBatches)
     assert learner.receive(StreamedSegments).ring_slots.tolist() == [3]
     assert actor.receive(SegmentAck).sequence == 4
 
@@ -114,7 +114,7 @@ def test_metrics_of_the_replay_are_at_the_steps_of_the_run_that_its_learner_has_
     learner, actor, skip = running.learner(), running.actor(1), running.config.environment.frame_skip
     send_segments(actor, 1, 2)
     wait_until(lambda: running.server.describe()["environment_frames"] == 200 * skip)
-    learner.send(credit(groups=0, segments=0, environment_steps=1_200))
+    learner.send(Credit(environment_steps=1_200))
     wait_until(lambda: running.server.describe()["environment_frames"] == 1_200 * skip)
     wait_until(lambda: steps_written(running.config)[-1] == 1_200 * skip)
 
@@ -146,7 +146,7 @@ def test_actor_that_joins_after_the_end_is_told_too(running: Running) -> None:
 
 def test_metrics_count_stored_drawn_dropped_and_played(running: Running) -> None:
     actor, learner = running.actor(1), running.learner()
-    learner.send(credit(groups=1, segments=10))
+    learner.send(Credit(10, 1))
     send_segments(actor, 1, 2)
     learner.receive(StreamedSegments)
     actor.send_frames(b"\xc1")
@@ -205,7 +205,7 @@ def as_killed_now(config: Config) -> Config:
     """Returns the configuration of a server that finds what another one would leave if it were killed now."""
     copy = config.replace(run_directory=str(Path(config.directory, "copy")))
     shutil.copytree(Path(config.directory, "replay"), Path(copy.directory, "replay"))
-    return copy.replace(addresses=AddressConfig((free_address(),), (free_address(),), free_address()))
+    return copy.replace(addresses=AddressConfig(free_address(), free_address(), free_address()))
 
 
 def test_server_killed_before_a_welcome_does_not_reuse_the_actor_number(
@@ -231,7 +231,7 @@ def test_a_learner_that_leaves_has_a_snapshot_written(config: Config) -> None:
     first = Running(config)
     learner, actor = first.learner(), first.actor(1)
     send_segments(actor, 1, 2)
-    learner.send(credit(groups=1, segments=10))
+    learner.send(Credit(10, 1))
     wait_until(lambda: first.server.replay.limiter.sampled == 4)
     learner.send(Goodbye())
     wait_until(lambda: journals.files(Path(config.directory), "snapshot") != [])  # else due in a minute
@@ -243,7 +243,7 @@ def test_a_learner_that_leaves_has_a_snapshot_written(config: Config) -> None:
 
 def test_a_directory_in_use_is_one_line_and_leaves_nothing_open(running: Running) -> None:
     context = zmq.Context()
-    other = running.config.replace(addresses=AddressConfig((free_address(),), (free_address(),), free_address()))
+    other = running.config.replace(addresses=AddressConfig(free_address(), free_address(), free_address()))
     with pytest.raises(RunError, match="another replay server is using"):
         ReplayServer(RoleContext(other, context, "replay"), SPEC)
     context.term()
@@ -253,7 +253,7 @@ def test_a_directory_in_use_is_one_line_and_leaves_nothing_open(running: Running
 @pytest.mark.parametrize("link", ["experience", "sampling"])
 def test_an_address_in_use_is_one_line_and_leaves_nothing_open(config: Config, link: str) -> None:
     context, other = zmq.Context(), zmq.Context()
-    (address,) = config.addresses.of_link(link)
+    address = getattr(config.addresses, link)
     with sockets.serve_weights(other, address):
         with pytest.raises(sockets.BindError, match=rf"addresses\.{link}={address} cannot be served") as caught:
             ReplayServer(RoleContext(config, context, "replay"), SPEC)
