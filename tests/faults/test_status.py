@@ -74,7 +74,7 @@ def watched(tmp_path: Path) -> Iterator[Watched]:
         yield Watched(tmp_path, programs, fleet)
 
 
-def test_fault_41_a_killed_role_is_named_until_it_is_back(watched: Watched) -> None:
+def test_fault_40_a_killed_role_is_named_until_it_is_back(watched: Watched) -> None:
     watched.begins()
     for name in ROLES:
         watched.fleet.end(name)
@@ -83,7 +83,7 @@ def test_fault_41_a_killed_role_is_named_until_it_is_back(watched: Watched) -> N
         watched.shows_no_problem()
 
 
-def test_fault_41_a_stopped_role_is_named_and_leaves_no_problem(watched: Watched) -> None:
+def test_fault_40_a_stopped_role_is_named_and_leaves_no_problem(watched: Watched) -> None:
     watched.begins()
     for name in ROLES:
         watched.fleet.running[name].send(signal.SIGSTOP)
@@ -97,7 +97,7 @@ def test_fault_41_a_stopped_role_is_named_and_leaves_no_problem(watched: Watched
         watched.shows_no_problem()
 
 
-def test_fault_41_learner_learns_on_a_full_disk_and_is_named_with_the_path(watched: Watched) -> None:
+def test_fault_40_learner_learns_on_a_full_disk_and_is_named_with_the_path(watched: Watched) -> None:
     watched.fleet.start("replay", "actor-0", "evaluator")
     learner = watched.fleet.start("learner", lines=NO_ROOM)
     directory = watched.fleet.directory

@@ -215,7 +215,8 @@ def test_observation_that_an_actor_must_not_send_is_refused_unless_it_is_normali
     segment = random_segment(10, VECTOR)
     segment.frames[3, 1] = 1.01 * segment_codec.LARGEST_OBSERVATION
     body = segment_codec.encode_segment(segment, VECTOR)
-    limits = segment_codec.value_limits(settings.replace(network=network))
+    largest = segment_codec.value_limits(settings.replace(network=network)).observation
+    limits = segment_codec.NO_LIMITS._replace(observation=largest)
     _, _, corrupt = segment_codec.decode_segments([body], VECTOR, limits)
     assert corrupt == ({} if is_normalized else {0: "bad_frames"})
 

@@ -185,10 +185,10 @@ def test_end_of_the_run_is_announced_after_the_last_save(
 def test_replay_that_does_not_fit_the_device_is_refused_at_the_start(
     config: Config, context: zmq.Context, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "device_memory_bytes", lambda: 1_000_000)
+    monkeypatch.setattr(module, "device_memory_bytes", lambda: 3_000_000)
     is_refused = pytest.raises(
         FatalError,
-        match=r"0\.\d+ GB of frames, each uint8\[.*\d bytes, of which .*lower replay\.capacity_transitions to some",
+        match=r"0\.\d+ GB of frames, each float32\[50\], 200 bytes, of which .*lower replay\.capacity_transitions to some",
     )
     with is_refused, open_learner(RoleContext(config, context, "learner"), segment_spec(config)):
         pass
