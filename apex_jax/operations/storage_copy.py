@@ -103,7 +103,7 @@ def fetch_missing(config: Config, sections: Sequence[Section], stop: StopSignal)
         if (local := local_progress(section, directory)) is not None:
             if section != "learner":
                 continue
-            copy = storage.manifest(section)
+            copy = storage.copy(section)
             if (remote := progress_of(section, copy.files)) is None or remote <= local:
                 continue
             if not copy.identity or copy.identity != RunIdentity(str(directory)).name:

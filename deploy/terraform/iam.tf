@@ -93,7 +93,7 @@ data "aws_iam_policy_document" "role" {
     }
   }
 
-  dynamic "statement" { # its copy of the run's state; it deletes files that a newer copy no longer names
+  dynamic "statement" { # its copy of the run's state; it deletes files that the run no longer has
     for_each = contains(local.state_keepers, each.key) ? [["${local.bucket_arn}/${local.run_prefix}/${each.key}/*"]] : []
 
     content {

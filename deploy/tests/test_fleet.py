@@ -203,7 +203,7 @@ def wait_until_stored(fleet: Fleet, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [
-    "results/metrics/evaluator.jsonl", "learner/manifest.json", "replay/manifest.json",
+    "results/metrics/evaluator.jsonl", "learner/run_identity", "replay/run_identity",
 ])  # fmt: skip
 def test_results_and_state_reach_the_bucket(fleet: Fleet, name: str) -> None:
     wait_until_stored(fleet, f"runs/run-1/{name}")

@@ -7,10 +7,12 @@ import re
 import secrets
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from apex_jax.run.checkpoint_files import CHECKSUMS, write_checksums
+from apex_jax.run.identity import FILE_NAME
 from apex_jax.run.storage import SECTIONS, Storage, files_of, progress_of
 
 LOG = "replay/segments-00000000000000000001-000001.log"
@@ -55,7 +57,8 @@ def content(directory: Path) -> dict[str, bytes]:
 
 def copied(directory: Path) -> dict[str, bytes]:
     """Returns the files that a copy should hold."""
-    return {name: path.read_bytes() for section in SECTIONS for name, path in files_of(section, directory)}
+    paths = dict(named for section in SECTIONS for named in files_of(section, directory))
+    return {name: path.read_bytes() for name, path in {**paths, FILE_NAME: directory / FILE_NAME}.items()}
 
 
 def push(url: Path | str, directory: Path) -> int:
@@ -72,20 +75,20 @@ def pull(url: Path | str, directory: Path) -> dict[str, bytes]:
 
 
 def failing(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
-    """Makes the storage fail after this many files, each of which gets a random name."""
-    real, names = secrets.token_hex, itertools.count()
+    """Makes the storage fail after this many files."""
+    real, calls = Storage._write, itertools.count()
 
-    def name_or_fail(size: int) -> str:
-        if next(names) >= count:
+    def write_or_fail(*arguments: Any) -> None:
+        if next(calls) >= count:
             raise ConnectionResetError(104, "Connection reset by peer")
-        return real(size)
+        real(*arguments)
 
-    monkeypatch.setattr(secrets, "token_hex", name_or_fail)
+    monkeypatch.setattr(Storage, "_write", write_or_fail)
 
 
 def newest_checkpoint(storage: Storage) -> int | None:
     """Returns the updates behind the newest checkpoint of the copy."""
-    return progress_of("learner", storage.manifest("learner").files)
+    return progress_of("learner", storage.copy("learner").files)
 
 
 @pytest.fixture

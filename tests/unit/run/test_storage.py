@@ -1,11 +1,12 @@
-"""The copy of a run: whole or not at all, named files only, nothing trusted on the way back, nothing overwritten."""
+"""The copy of a run: never newer than what it relies on, only files of a run, nothing overwritten."""
 
 from __future__ import annotations
 
-import json
+import contextlib
 import os
 import shutil
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import pytest
 from apex_jax.host.disk import open_regular
 from apex_jax.host.errors import RunError
 from apex_jax.run import storage as module
-from apex_jax.run.storage import Storage, StorageError, files_of, local_progress
+from apex_jax.run.storage import SECTIONS, Storage, StorageError, local_progress
 from tests.rigs.storages import (
     IDENTITY,
     LOG,
@@ -31,6 +32,12 @@ from tests.rigs.storages import (
 )
 
 __all__ = ["run", "s3"]
+
+
+def age(directory: Path) -> None:
+    """Makes all files an hour old."""
+    for path in directory.rglob("*"):
+        os.utime(path, (time.time() - 3600,) * 2)
 
 
 # There and back ---------------------------------------------------------------------------------------------------
@@ -72,118 +79,104 @@ def test_linked_folder_is_refused_with_an_error(tmp_path: Path, run: Path, folde
     assert not (tmp_path / "copy").exists()
 
 
-def stored_files(copy: Path) -> set[str]:
-    return {path.name for path in (copy / "learner" / "files").iterdir()}
-
-
-def test_second_copy_transfers_new_files_and_the_next_deletes_old_ones(tmp_path: Path, run: Path) -> None:
-    url, storage = tmp_path / "copy", Storage(str(tmp_path / "copy"))
-    storage.push("learner", run)
-    assert storage.push("learner", run) == 0
-    old = stored_files(url)
+def test_next_copy_transfers_changed_files_only_and_deletes_old_ones(tmp_path: Path, run: Path) -> None:
+    age(run)
+    assert push(tmp_path / "copy", run) == sum(map(len, copied(run).values())) - len(IDENTITY)
+    assert push(tmp_path / "copy", run) == 0, "another process knows what is there"
     shutil.rmtree(run / "checkpoints" / "100")
     write(run, "logs/learner.log", b"new")
-    assert storage.push("learner", run) == 3
-    assert stored_files(url) > old, "for readers of the manifest before"
-    write(run, "logs/actor.log", b"newer")
-    assert Storage(str(url)).push("learner", run) == 5, "another process knows what is there"
-    assert push(url, run) == len(b"segmentssnapshot")
-    assert pull(url, tmp_path / "back") == copied(run)
-    assert len(stored_files(url)) == len(files_of("learner", run))
-
-
-def test_files_in_a_folder_are_on_the_disk_before_the_manifest_that_names_them(
-    tmp_path: Path, run: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    real = os.fsync
-    synchronized: set[Path] = set()
-
-    def fsync(descriptor: int) -> None:
-        path = Path(os.readlink(f"/proc/self/fd/{descriptor}"))
-        if path.name == ".manifest.half.json":
-            files = path.with_name("files")
-            assert {files, *files.iterdir()} <= synchronized
-        synchronized.add(path)
-        real(descriptor)
-
-    monkeypatch.setattr(os, "fsync", fsync)
-    Storage(str(tmp_path / "copy")).push("learner", run)
-    assert tmp_path / "copy" / "learner" / ".manifest.half.json" in synchronized
-
-
-def test_file_that_has_changed_is_stored_under_a_new_name(tmp_path: Path, run: Path) -> None:
-    storage = Storage(str(tmp_path / "copy"))
-    storage.push("replay", run)
-    before = storage.manifest("replay").files
     with open(run / LOG, "ab") as file:
         file.write(b" and more")
-    assert storage.push("replay", run) == len(b"segments and more")
-    after = storage.manifest("replay").files
-    assert after[LOG].name != before[LOG].name
-    assert after[SNAPSHOT] == before[SNAPSHOT]
-    assert (tmp_path / "copy" / "replay" / "files" / before[LOG].name).read_bytes() == b"segments", "for its readers"
+    write(run, "config.yaml", b"seed: 2\n")  # of the same size
+    assert push(tmp_path / "copy", run) == len(b"new" + b"segments and more" + b"seed: 2\n")
+    assert pull(tmp_path / "copy", tmp_path / "back") == copied(run)
+    assert (
+        content(tmp_path / "copy" / "learner").keys() | content(tmp_path / "copy" / "replay").keys()
+        == copied(run).keys()
+    )
     write(run, LOG, b"a torn end of a log")
-    storage.push("replay", run)
-    assert pull(tmp_path / "copy", tmp_path / "back")[LOG] == b"a torn end of a log"
+    push(tmp_path / "copy", run)
+    assert pull(tmp_path / "copy", tmp_path / "again")[LOG] == b"a torn end of a log"
 
 
 # Broken off -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("written", range(5))
-def test_interrupted_copy_leaves_the_previous_one_and_the_next_is_complete(
+@pytest.mark.parametrize("written", range(6))
+def test_interrupted_copy_has_a_whole_checkpoint_and_the_next_is_complete(
     tmp_path: Path, run: Path, monkeypatch: pytest.MonkeyPatch, written: int
 ) -> None:
+    age(run)
     url = tmp_path / "copy"
     push(url, run)
-    before = copied(run)
     shutil.rmtree(run / "checkpoints" / "100")
     for name in ("a", "b", "c"):
         write(run, f"checkpoints/300/{name}", name.encode())
     storage = Storage(str(url))
     with monkeypatch.context() as patch:
         failing(patch, written)
-        if written < 4:  # files, before the manifest
+        if written < 4:
             with pytest.raises(StorageError, match="Connection reset by peer"):
                 storage.push("learner", run)
-            assert pull(url, tmp_path / "old") == before
         else:
             storage.push("learner", run)
+    newest = 200 if written < 4 else 300
+    assert newest_checkpoint(storage) == newest
+    pull(url, tmp_path / "old")
+    assert local_progress("learner", tmp_path / "old") == newest
     storage.push("learner", run)
     assert pull(url, tmp_path / "new") == copied(run)
-    write(run, "logs/actor.log", b"newer")
-    storage.push("learner", run)
-    assert len(stored_files(url)) == len(files_of("learner", run)), "nothing is left of the one broken off"
+    assert content(url / "learner") == {name: data for name, data in copied(run).items() if "replay" not in name}
 
 
-def test_checkpoint_deleted_during_the_copy_is_skipped(
+def test_interrupted_copy_of_a_replay_has_no_snapshot_without_its_log(
     tmp_path: Path, run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    storage = Storage(str(tmp_path / "copy"))
+    for written, there in enumerate([set(), {"run_identity"}, {"run_identity", LOG}, {"run_identity", LOG, SNAPSHOT}]):
+        with monkeypatch.context() as patch, contextlib.suppress(StorageError):
+            failing(patch, written)
+            shutil.rmtree(tmp_path / "copy", ignore_errors=True)
+            storage.push("replay", run)
+        assert content(tmp_path / "copy" / "replay").keys() == there
+
+
+@pytest.mark.parametrize("deleted", [100, 200])
+def test_checkpoint_deleted_during_the_copy_is_skipped_unless_it_was_the_newest(
+    tmp_path: Path, run: Path, monkeypatch: pytest.MonkeyPatch, deleted: int
+) -> None:
     def open_while_the_learner_saves(path: Path, flags: int) -> int:
-        if "checkpoints/100" in str(path) and path.exists():
-            shutil.rmtree(run / "checkpoints" / "100")
+        if f"checkpoints/{deleted}" in str(path) and path.exists():
+            shutil.rmtree(run / "checkpoints" / str(deleted))
             write(run, "checkpoints/300/x", b"newest")
         return open_regular(path, flags)
 
     monkeypatch.setattr(module, "open_regular", open_while_the_learner_saves)
-    Storage(str(tmp_path / "copy")).push("learner", run)
-    back = pull(tmp_path / "copy", tmp_path / "back")
-    assert back == {name: data for name, data in copied(run).items() if not name.startswith("replay")}
-    assert "checkpoints/300/x" in back
+    storage = Storage(str(tmp_path / "copy"))
+    if deleted == 100:
+        storage.push("learner", run)
+        assert newest_checkpoint(storage) == 200
+    else:
+        with pytest.raises(StorageError, match="changes faster than it can be copied"):
+            storage.push("learner", run)
+    push(tmp_path / "copy", run)
+    assert pull(tmp_path / "copy", tmp_path / "back") == copied(run)
 
 
-def test_fetch_during_a_newer_copy_returns_the_older_one_whole(tmp_path: Path, run: Path) -> None:
-    Storage(str(tmp_path / "copy")).push("learner", run)
-    before = {name: data for name, data in copied(run).items() if not name.startswith("replay")}
+def test_fetch_of_a_file_that_a_run_deletes_meanwhile_is_an_error_and_installs_nothing(
+    tmp_path: Path, run: Path
+) -> None:
+    push(tmp_path / "copy", run)
 
     def copy_again() -> bool:  # called before each block that is fetched
-        for name in before:
-            write(run, name, IDENTITY.encode())
+        shutil.rmtree(run / "checkpoints" / "100", ignore_errors=True)
         Storage(str(tmp_path / "copy")).push("learner", run)
         return False
 
-    Storage(str(tmp_path / "copy")).pull("learner", tmp_path / "back", copy_again)
-    assert content(tmp_path / "back") == before
+    with pytest.raises(StorageError, match="No such file"):
+        Storage(str(tmp_path / "copy")).pull("learner", tmp_path / "back", copy_again)
+    assert local_progress("learner", tmp_path / "back") is None
+    assert pull(tmp_path / "copy", tmp_path / "back") == copied(run)
 
 
 def test_fetch_that_is_cancelled_leaves_no_checkpoint(tmp_path: Path, run: Path) -> None:
@@ -196,6 +189,7 @@ def test_fetch_that_is_cancelled_leaves_no_checkpoint(tmp_path: Path, run: Path)
 
 @pytest.mark.ci
 def test_copies_on_s3_are_pushed_and_pulled_like_those_in_a_folder(tmp_path: Path, run: Path, s3: str) -> None:
+    age(run)  # S3 knows times to the second
     assert push(s3, run) > 0
     assert push(s3, run) == 0
     assert pull(s3, tmp_path / "back") == copied(run)
@@ -224,60 +218,55 @@ def test_bucket_that_does_not_exist_is_an_error_and_no_empty_copy(s3: str) -> No
         newest_checkpoint(Storage("s3://no-such-bucket-at-all/x"))
 
 
-NAME, SHA256 = "0" * 32, "0" * 64
-
-
 # Nothing is trusted -----------------------------------------------------------------------------------------------
 
 
-def changed(files: str, change: Callable[[bytes], bytes]) -> Callable[[Path], None]:
-    def damage(copy: Path) -> None:
-        for path in (copy / "learner").glob(files):
-            path.write_bytes(change(path.read_bytes()))
-
-    return damage
-
-
-def manifest_of(files: Any, identity: Any = IDENTITY) -> Callable[[Path], None]:
-    def forge(copy: Path) -> None:
-        record = {"format": module.FORMAT, "identity": identity, "files": files}
-        (copy / "learner" / "manifest.json").write_text(json.dumps(record))
-
-    return forge
+def listed(names: Iterable[str]) -> Any:
+    """Returns the answer of a storage that lists these names, which only S3 permits."""
+    return lambda self, root, **_: {
+        f"{root}/learner/{name}": {"name": name, "size": 1, "mtime": 0.0} for name in ["config.yaml", *names]
+    }
 
 
-EVIL = ("../../evil", "/evil", "checkpoints/1/../../../evil", "checkpoints/1/\0", ".bashrc", LOG, "keys/x", "")
-
-
-@pytest.mark.parametrize("damage", [
-    changed("files/*", lambda data: data[:-1] + b"?"), changed("files/*", lambda data: data[:-1]),
-    changed("manifest.json", lambda data: data[:-10]), changed("manifest.json", lambda _: b"[" * 100_000),
-    lambda copy: shutil.rmtree(copy / "learner" / "files"),
-    *(manifest_of({path: [NAME, 0, SHA256]}) for path in EVIL),
-    manifest_of({"config.yaml": ["../../x", 4, SHA256]}), manifest_of({"config.yaml": [NAME, 2**60, SHA256]}),
-    manifest_of({"config.yaml": [NAME, -1, SHA256]}), manifest_of({"config.yaml": [NAME, 0.5, SHA256]}),
-    manifest_of({"config.yaml": [NAME, 1, "0"]}), manifest_of({"config.yaml": [1, 2, 3]}),
-    manifest_of({"config.yaml": [NAME, 1]}), manifest_of([1]), manifest_of({}, "no name"), manifest_of({}, [1]),
-])  # fmt: skip
-def test_damaged_or_forged_copy_is_a_one_line_error_and_installs_nothing(
-    tmp_path: Path, run: Path, damage: Callable[[Path], None]
+@pytest.mark.parametrize(
+    "name", ["../../evil", "/evil", "checkpoints/1/../../../evil", ".bashrc", LOG, "keys/x", "", "lock"]
+)
+def test_file_that_no_run_has_is_not_fetched(
+    tmp_path: Path, run: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     push(tmp_path / "copy", run)
-    damage(tmp_path / "copy")
-    with pytest.raises(StorageError) as caught:
-        Storage(str(tmp_path / "copy")).pull("learner", tmp_path / "back")
-    assert str(caught.value).isprintable()
-    assert local_progress("learner", tmp_path / "back") is None
-    assert not [path for path in tmp_path.rglob("*evil*")]
+    storage = Storage(str(tmp_path / "copy"))
+    monkeypatch.setattr(type(storage._files), "find", listed([name]))
+    assert storage.pull("learner", tmp_path / "back") == 1
+    assert content(tmp_path / "back") == {"config.yaml": b"s"}
 
 
-def test_copy_in_the_format_of_an_earlier_release_is_refused_with_what_to_do(tmp_path: Path, run: Path) -> None:
-    before = json.dumps({"format": 1, "identity": "", "files": {}})
-    write(tmp_path, "copy/learner/manifest.json", before.encode())
+@pytest.mark.parametrize("change", [lambda data: data[:-1] + b"?", lambda data: data[:-1]])
+def test_damaged_checkpoint_of_a_copy_is_passed_over(
+    tmp_path: Path, run: Path, change: Callable[[bytes], bytes]
+) -> None:
+    push(tmp_path / "copy", run)
+    damaged = tmp_path / "copy/learner/checkpoints/200/state/d/x"
+    damaged.write_bytes(change(damaged.read_bytes()))
+    pull(tmp_path / "copy", tmp_path / "back")
+    assert local_progress("learner", tmp_path / "back") == 100
+
+
+def test_damaged_identity_of_a_copy_does_not_become_that_of_the_run(tmp_path: Path, run: Path) -> None:
+    push(tmp_path / "copy", run)
+    (tmp_path / "copy" / "learner" / "run_identity").write_bytes(b"\xff" * 100)
+    with pytest.raises(StorageError, match="holds the learner of another run"):
+        push(tmp_path / "copy", run)
+    Storage(str(tmp_path / "copy")).pull("learner", tmp_path / "back")
+    assert "run_identity" not in content(tmp_path / "back")
+
+
+def test_copy_of_an_earlier_release_is_refused_with_what_to_do(tmp_path: Path, run: Path) -> None:
+    write(tmp_path, "copy/learner/manifest.json", b"{}")
     for use in (lambda: push(tmp_path / "copy", run), lambda: pull(tmp_path / "copy", tmp_path / "back")):
-        with pytest.raises(StorageError, match="has format 1, this release reads 3; use the release that wrote it, or"):
+        with pytest.raises(StorageError, match="was copied by an earlier release; use the release that wrote it, or"):
             use()
-    assert content(tmp_path / "copy") == {"learner/manifest.json": before.encode()}
+    assert content(tmp_path / "copy") == {"learner/manifest.json": b"{}"}
 
 
 def test_copy_that_is_ahead_is_never_overwritten(tmp_path: Path, run: Path) -> None:
