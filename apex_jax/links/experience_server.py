@@ -13,7 +13,6 @@ from apex_jax.links.episode_means import EpisodeMeans
 from apex_jax.links.membership import ActorPeer, Membership, Waiting
 from apex_jax.links.server import LinkServer
 from apex_jax.process import digest_of_peer_id
-from apex_jax.replay.ledger import ActorCounts
 from apex_jax.replay.replay import Replay
 from apex_jax.run.identity import RunIdentity
 from apex_jax.segment_codec import CorruptSegment, decode_columns, value_limits
@@ -98,11 +97,6 @@ class ExperienceServer(LinkServer[ActorPeer]):
         """Sends every actor a `Finish`: the run is over."""
         for connection_id in self.actors:
             sockets.send(self._socket, Finish(reason=reason), connection_id)
-
-    def totals(self) -> dict[str, int]:
-        """Returns the ledger: counts of transitions by outcome, and their sum as "produced"."""
-        connected = {actor.peer_id for actor in self.actors.values()}
-        return self._replay.ledger.totals(connected)
 
     def _refusal(self, connection_id: bytes, hello: ActorHello) -> Refusal | None:
         if (refusal := super()._refusal(connection_id, hello)) is not None:
@@ -194,16 +188,8 @@ class ExperienceServer(LinkServer[ActorPeer]):
     def _on_status(self, connection_id: bytes, message: ActorStatus, now_seconds: float) -> None:
         actor = self.actors[connection_id]
         actor.status = message
-        self._replay.ledger.report(actor.peer_id, _counts(message))
-        if actor.stored > actor.written:  # a throttled actor must not grow the journal
-            self._write_down(actor)
+        self._replay.ledger.report(actor.peer_id, message.produced, is_late=message.acknowledged > 0)
         self._acknowledge(connection_id, actor, now_seconds)  # serves as the heartbeat to the actor
-
-    def _write_down(self, actor: ActorPeer) -> None:
-        """Writes the actor's counts to the journal, so that they survive a crash of both the actor and this server."""
-        actor.written = actor.stored
-        if any(counts := _counts(actor.status)):
-            self._replay.journal.on_report(actor.peer_id, counts)
 
     def _on_goodbye(self, connection_id: bytes, message: Goodbye, now_seconds: float) -> None:
         actor = digest_of_peer_id(self.actors[connection_id].peer_id)
@@ -216,10 +202,4 @@ class ExperienceServer(LinkServer[ActorPeer]):
         self._remove(connection_id)
 
     def _remove(self, connection_id: bytes, keeps_pending: bool = False) -> None:
-        actor = self.actors[connection_id]
-        self._write_down(actor)
         self.membership.leave(connection_id, keeps_pending)
-
-
-def _counts(status: ActorStatus) -> ActorCounts:
-    return ActorCounts(status.produced, status.acknowledged, status.overflow, status.unencodable, status.unsent)

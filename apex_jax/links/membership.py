@@ -38,7 +38,6 @@ class ActorPeer:
     waiting: deque[Waiting] = field(default_factory=deque)
     acknowledged: int = 0  # newest sequence number acknowledged on this connection
     answered_seconds: float = 0.0  # time of the last acknowledgement
-    written: int = 0  # value of `stored` when its counts were last written to the journal
 
     @property
     def stored(self) -> int:

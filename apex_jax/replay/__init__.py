@@ -7,8 +7,9 @@ No socket and no clock.
     buffer              ring of encoded segments, prioritized draws, priority updates
     importance_weights  of the draws
     rate_limiter        keeps the ratio of transitions drawn to transitions stored
-    ledger              the outcome of every transition
+    ledger              counters of transitions and steps, and the positions of actors
     journal             records every event, and restores the replay from these records
+    header              the journal's format, configuration and run, in one file
     experience_log      the journal's log of events, in append-only files
-    snapshots           the journal's snapshots of priorities and counters, and the head of each of its files
+    snapshots           the journal's snapshots of priorities and counters
 """

@@ -1,10 +1,9 @@
 """A log of the replay's events, in files that are only appended to.
 
-A file is a head and records. A record is a header of fixed size with its own checksum, and a body, such as that of a
+A file is a sequence of records. A record is a header of fixed size with its own checksum, and a body, such as that of a
 segment. When `flush` returns, the records are in the kernel's buffers, so a killed process loses none; a loss of power
 loses the records since the last `sync`. The log is read up to its first damaged record; the rest is set aside.
-No file is opened for writing twice. Another thread may sync a file that is being written, which is then synced again
-later.
+Another thread may sync a file that is being written, which is then synced again later.
 """
 
 from __future__ import annotations
@@ -24,16 +23,15 @@ from pathlib import Path
 from typing import NamedTuple
 
 from apex_jax.host.disk import damaged_path, lock_file, read_regular, set_damaged_aside, synchronize
-from apex_jax.replay.snapshots import CorruptFile, FileHeader, JournalError, pack_head, unpack_head, unreadable
+from apex_jax.replay.header import CorruptFile, Header, JournalError, unreadable
 
 _log = logging.getLogger(__name__)
 
-MAGIC = b"APEXSEGM"
 FILE_BYTES = 2**25  # a file of this size is closed; only whole files are deleted
 RECORDS_AT_ONCE = 256  # per system call
 BYTES_AT_ONCE = 2**23  # per system call, approximately
 RETRY_SECONDS = 5.0  # from a disk error to the next attempt
-SPARE_EVENTS = 4096  # at most this many records are pending in addition to one per segment of the ring
+SPARE_EVENTS = 4096  # while the disk fails, so many records are kept in addition to one per segment of the ring
 
 SEGMENT = 0  # kind of a record whose body is a segment; the caller defines the other kinds
 
@@ -41,7 +39,7 @@ _HEADER = struct.Struct("<4sIQQQQQIII")
 _CRC = struct.Struct("<I")
 HEADER_BYTES = _HEADER.size + _CRC.size
 _MARK = b"apxr"
-NAME = re.compile(r"segments-([0-9]{20})-[0-9]{6}\.log")  # first event, attempt
+NAME = re.compile(r"segments-([0-9]{20})\.log")  # first event
 
 
 class TornRecord(CorruptFile):
@@ -73,14 +71,13 @@ class LogFile:
 
     path: Path
     num_bytes: int = 0  # up to the end of its last sound record
-    records: int = 0
     last_insertion_id: int = 0  # largest insertion id of its records
 
 
 class ExperienceLog:
     """The log of one replay server, which locks the directory until `close`."""
 
-    def __init__(self, directory: Path | None, header: FileHeader, capacity_segments: int) -> None:
+    def __init__(self, directory: Path | None, header: Header, capacity_segments: int) -> None:
         """`directory`: None = the log is empty, and drops appended records. Raises JournalError.
 
         `capacity_segments`: of the ring; limits the pending records while the disk fails.
@@ -89,11 +86,9 @@ class ExperienceLog:
         self.errors = 0  # disk errors since the start
         self._directory = directory
         self._header = header
-        self._max_pending = capacity_segments + SPARE_EVENTS
-        self.pending: deque[_Pending] = deque()
+        self.pending: deque[_Pending] = deque(maxlen=capacity_segments + SPARE_EVENTS)
         self._files: list[LogFile] = []  # the last one is open for writing
         self._descriptor: int | None = None
-        self._attempts = 0  # number of files created, so that each has a new name
         self.failure = ""  # of the last write; empty if it succeeded
         self._retry_seconds = 0.0
         self._lock = _locked(directory) if directory is not None else None
@@ -126,13 +121,19 @@ class ExperienceLog:
         Every error is counted; only the first of a series is logged.
         """
         if not self.pending or now_seconds < self._retry_seconds:
-            self._bound_pending()
             return
         try:
+            if self.failure and self._descriptor is not None:  # the write may have left a part of its records
+                os.ftruncate(self._descriptor, self._files[-1].num_bytes)
             while self.pending:
                 self._write_some()
         except OSError as error:
-            self._give_up_for_now(error, now_seconds)
+            self.errors += 1
+            if not self.failure:
+                what = "cannot write segments to %s (logged once, retried): %s; the replay continues in memory"
+                _log.warning(what, self._directory, error)
+            self.failure = f"cannot write segments to {self._directory}: {error}"
+            self._retry_seconds = now_seconds + RETRY_SECONDS
             return
         if self.failure:
             _log.info("segments are written to %s again", self._directory)
@@ -168,112 +169,77 @@ class ExperienceLog:
             os.close(self._lock)
 
     def _write_some(self) -> None:
-        if self._descriptor is not None and self._files[-1].num_bytes >= FILE_BYTES:
-            self._close_file()
-        buffers = [] if self._descriptor is not None else [self._open_file()]
-        count, num_bytes = 0, sum(map(len, buffers))
-        for pending in self.pending:
-            if count == RECORDS_AT_ONCE or num_bytes >= BYTES_AT_ONCE:
+        """Writes the oldest pending records with one system call. Raises OSError."""
+        if self._descriptor is None or self._files[-1].num_bytes >= FILE_BYTES:
+            self._open_file()
+        records, num_bytes = list[_Pending](), 0
+        for record in self.pending:
+            if len(records) == RECORDS_AT_ONCE or num_bytes >= BYTES_AT_ONCE:
                 break
-            buffers += [pending.header, pending.body] if pending.body else [pending.header]
-            num_bytes += len(pending.header) + len(pending.body)
-            count += 1
+            records.append(record)
+            num_bytes += len(record.header) + len(record.body)
         assert self._descriptor is not None
+        buffers = [part for record in records for part in (record.header, record.body) if part]
         if os.writev(self._descriptor, buffers) != num_bytes:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         file = self._files[-1]
         file.num_bytes += num_bytes
-        file.records += count
-        for _ in range(count):
-            file.last_insertion_id = max(file.last_insertion_id, self.pending.popleft().insertion_id)
+        for record in records:
+            file.last_insertion_id = max(file.last_insertion_id, record.insertion_id)
+            self.pending.popleft()
 
-    def _open_file(self) -> bytes:
-        """Creates the next file and returns its head. No old one is continued: after a disk error it may end within a
-        record.
-        """
-        path, self._descriptor = self._make_file(self.last_event - len(self.pending) + 1)
-        self._files.append(LogFile(path))
-        return pack_head(MAGIC, self._header.facts)
-
-    def _make_file(self, first_event: int) -> tuple[Path, int]:
-        """Creates a file; returns its path and descriptor."""
+    def _open_file(self) -> None:
+        """Opens the next file. One of the same name, which a killed server has left, holds no whole record."""
         assert self._directory is not None
-        while True:
-            self._attempts += 1
-            path = self._directory / f"segments-{first_event:020}-{self._attempts:06}.log"
-            with contextlib.suppress(FileExistsError):  # made by an earlier start
-                return path, os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
+        self._close_file()
+        self._header.write()
+        path = self._directory / f"segments-{self.last_event - len(self.pending) + 1:020}.log"
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_NOFOLLOW
+        self._descriptor = os.open(path, flags, 0o644)
+        self._files.append(LogFile(path))
 
     def _close_file(self) -> None:
         descriptor, self._descriptor = self._descriptor, None
         if descriptor is not None:
             os.close(descriptor)  # frees the descriptor even if it raises
 
-    def _give_up_for_now(self, error: OSError, now_seconds: float) -> None:
-        """Cuts off an incomplete record, so that the file ends with a complete one, and schedules the next attempt."""
-        self.errors += 1
-        if not self.failure:
-            _log.warning(
-                "cannot write segments to %s (logged once, retried): %s; the replay continues in memory",
-                self._directory,
-                error,
-            )
-        self.failure = f"cannot write segments to {self._directory}: {error}"
-        if self._descriptor is not None:
-            with contextlib.suppress(OSError):
-                os.ftruncate(self._descriptor, self._files[-1].num_bytes)
-            with contextlib.suppress(OSError):
-                self._close_file()
-            if not self._files[-1].records:
-                with contextlib.suppress(OSError):
-                    self._files.pop().path.unlink()
-        self._retry_seconds = now_seconds + RETRY_SECONDS
-        self._bound_pending()
-
-    def _bound_pending(self) -> None:
-        while len(self.pending) > self._max_pending:
-            self.pending.popleft()
-
     # Reading, before anything is written
 
     def read(self) -> Iterator[Record]:
         """Yields the records before the first damaged one, oldest first, and sets the rest aside.
 
-        Raises JournalError for a file of another configuration, one that cannot be read, or one that cannot be set
-        aside.
+        Raises JournalError for a file that cannot be read, or cannot be set aside.
         """
         names = self._directory.iterdir() if self._directory is not None else ()
         paths = sorted(path for path in names if NAME.fullmatch(path.name))
         for place, path in enumerate(paths):
             file, later = LogFile(path), paths[place + 1 :]
-            self._files.append(file)
             try:
                 yield from self._read_file(file)
             except OSError as error:  # the file may be whole, and all later ones, too
                 raise unreadable(path, error) from None
             except CorruptFile as error:
-                next_event = int(later[0].name.split("-")[1]) if later else 0
+                next_event = int(later[0].stem.split("-")[1]) if later else 0
                 if not isinstance(error, TornRecord) or next_event > self.last_event + 1:
                     self._set_aside(file, later, error)
                     return
-                # The server was killed, or wrote the record to the next file after a disk error.
+                # The server was killed while it wrote.
                 with contextlib.suppress(OSError):  # if it fails, the next start tries again
                     os.truncate(path, file.num_bytes)
 
     def _read_file(self, file: LogFile) -> Iterator[Record]:
-        """Yields the records of a file. Raises CorruptFile, OSError or JournalError."""
+        """Yields the records of a file. Raises CorruptFile or OSError."""
         data = read_regular(file.path)
         if not data:
             raise TornRecord("it is empty")
-        facts, file.num_bytes = unpack_head(file.path, memoryview(data), MAGIC)
-        self._header.check(file.path, facts)
         while file.num_bytes < len(data):
-            record, file.num_bytes = _record_at(data, file.num_bytes)
-            file.records += 1
+            record, end = _record_at(data, file.num_bytes)
+            if not file.num_bytes:  # otherwise it is in the list, which has files with sound records only
+                self._files.append(file)
+            file.num_bytes = end
             file.last_insertion_id = max(file.last_insertion_id, record.insertion_id)
-            if record.event > self.last_event:  # otherwise it was written again after a disk error
-                self.last_event = record.event
-                yield record
+            self.last_event = record.event
+            yield record
 
     def _set_aside(self, file: LogFile, later: list[Path], error: Exception) -> None:
         """Renames the files after the damaged one, the last one first; copies the damaged file, and cuts off its end
@@ -290,7 +256,6 @@ class ExperienceLog:
                 os.truncate(file.path, file.num_bytes)
             else:  # an empty file would look torn at the next start, before a gap in the numbers of the next file
                 set_damaged_aside(file.path)
-                self._files.pop()
         except OSError as failure:
             raise JournalError(
                 f"{file.path} is damaged and cannot be set aside ({failure}): make room, or move it away"

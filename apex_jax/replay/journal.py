@@ -1,18 +1,17 @@
 """The replay server's journal: it records every event, and restores the replay when the server starts again.
 
-Segments, refusals and welcomes are written to the log before the server answers them. A thread writes snapshots of the
+Segments and welcomes are written to the log before the server answers them. A thread writes snapshots of the
 priorities, the counters and the random state. If the server is killed, the log and the newest snapshot restore
-everything except the priority updates since the snapshot: each segment gets its priorities of the snapshot, or its
-initial ones if it is newer.
+everything except the priority updates and the counts of refused segments since the snapshot: each segment gets its
+priorities of the snapshot, or its initial ones if it is newer.
 """
 
 from __future__ import annotations
 
 import errno
 import logging
-import struct
+import os
 import threading
-import zlib
 from collections import deque
 from collections.abc import Callable
 from functools import partial
@@ -21,32 +20,35 @@ from pathlib import Path
 import numpy as np
 
 from apex_jax.config import Config
-from apex_jax.replay import experience_log, snapshots
+from apex_jax.host.disk import open_regular
 from apex_jax.replay.buffer import ReplayBuffer
 from apex_jax.replay.experience_log import SEGMENT, ExperienceLog, LogFile, Record, sync
-from apex_jax.replay.ledger import REFUSALS, ActorCounts, Ledger
+from apex_jax.replay.header import Header, unreadable
+from apex_jax.replay.ledger import Ledger
 from apex_jax.replay.rate_limiter import RateLimiter
-from apex_jax.replay.snapshots import FileHeader, Saved, Snapshots, check_head, pack_state, ratio_of
+from apex_jax.replay.snapshots import Saved, Snapshots, pack_state, ratio_of
 from apex_jax.run.identity import RunIdentity
 from apex_jax.segment_codec import decode_columns
 from apex_jax.types import SegmentRecord, SegmentSpec
 
 _log = logging.getLogger(__name__)
 
-WELCOME, REPORT, FIRST_REFUSAL = 1, 2, 3  # kinds of records; each reason for a refusal is another kind
-LOG_BYTES_AT_MOST = 2**28  # after this much growth of the log a snapshot is due, so that old files can be deleted
+WELCOME = 1  # kind of a record
 CLOSE_SECONDS = 20.0  # time limit of the last snapshot, because a spot machine has two minutes to shut down
-COUNTS = struct.Struct("<5q")  # `ActorCounts`, in a report
 
 
 def check_journal(config: Config, spec: SegmentSpec) -> None:
     """Raises the RunError with which a start would refuse the replay of a run, or its identity; writes nothing."""
     run = RunIdentity(config.directory).name
-    header = FileHeader(config.compatibility_key, spec, run)
-    for path in sorted(Path(config.directory, "replay").glob("s*")) if config.replay.journal else ():
-        for name, magic in ((snapshots.NAME, snapshots.MAGIC), (experience_log.NAME, experience_log.MAGIC)):
-            if name.fullmatch(path.name):
-                check_head(path, magic, header)
+    if not config.replay.journal:
+        return
+    directory = Path(config.directory, "replay")
+    Header(directory, config.compatibility_key, spec, run).read()
+    for path in sorted(directory.glob("s*-*")):
+        try:
+            os.close(open_regular(path, os.O_RDONLY))
+        except OSError as error:
+            raise unreadable(path, error) from None
 
 
 class SnapshotWriter(threading.Thread):
@@ -79,7 +81,7 @@ class Journal:
         """Opens or creates the journal of the run `run` (empty = not known yet). Raises JournalError."""
         self._is_on_disk = config.replay.journal
         self.directory = Path(config.directory, "replay")
-        self.header = FileHeader(config.compatibility_key, spec, run)  # has the id of the replay and the run
+        self.header = Header(self.directory, config.compatibility_key, spec, run)
         self._config = config
         self._spec = spec
         self.log = ExperienceLog(self.directory if self._is_on_disk else None, self.header, capacity_segments)
@@ -89,7 +91,6 @@ class Journal:
         self._snapshot_errors = 0
         self._snapshot_failure = ""  # of the last snapshot; empty if it succeeded
         self._next_seconds = 0.0  # time at which the next snapshot is due
-        self._next_bytes = 0  # size of the log at which it is due
 
     @property
     def failures(self) -> list[str]:
@@ -111,18 +112,9 @@ class Journal:
         """Records a segment that was stored as insertion `insertion_id`."""
         self.log.append(SEGMENT, insertion_id, *segment)
 
-    def on_refusal(self, segment: SegmentRecord, reason: str) -> None:
-        """Records a refused segment, without its body."""
-        self.log.append(FIRST_REFUSAL + REFUSALS.index(reason), 0, *segment._replace(body=b"", crc=0))
-
     def on_welcome(self, peer_id: int, actor_number: int) -> None:
         """Records the number of an actor."""
         self.log.append(WELCOME, 0, peer_id, actor_number)
-
-    def on_report(self, peer_id: int, counts: ActorCounts) -> None:
-        """Records the newest counts of an actor, which may be its last."""
-        body = COUNTS.pack(*counts)
-        self.log.append(REPORT, 0, peer_id, 0, body=body, crc=zlib.crc32(body))
 
     def on_run(self, run: str) -> None:
         """Records the run that this server has joined: makes a snapshot due now, which contains it."""
@@ -139,8 +131,7 @@ class Journal:
         """Starts writing a snapshot if one is due and the previous one is complete."""
         if self._thread is not None and not self._thread.is_alive():
             self._take_result()
-        is_due = now_seconds >= self._next_seconds or self.log.num_bytes >= self._next_bytes
-        if self._thread is None and is_due and self._is_on_disk:
+        if self._thread is None and now_seconds >= self._next_seconds and self._is_on_disk:
             self.snapshot(buffer, limiter, ledger, now_seconds)
 
     def request_snapshot(self) -> None:
@@ -150,11 +141,10 @@ class Journal:
     def snapshot(self, buffer: ReplayBuffer, limiter: RateLimiter, ledger: Ledger, now_seconds: float) -> None:
         """Copies the state and starts a thread that writes it; `finish` waits for the thread."""
         self.log.flush(now_seconds)
-        facts, arrays = pack_state(self.log.last_event, buffer.state(now_seconds), limiter, self._config, ledger)
+        arrays = pack_state(self.log.last_event, buffer.state(now_seconds), limiter, self._config, ledger)
         self._next_seconds = now_seconds + self._config.replay.snapshot_interval_seconds
-        self._next_bytes = self.log.num_bytes + LOG_BYTES_AT_MOST
         obsolete = self.log.obsolete_files(buffer.oldest_insertion_id)
-        write = partial(self._snapshots.write, facts, arrays)
+        write = partial(self._snapshots.write, arrays)
         self._thread = SnapshotWriter(self.log.paths, obsolete, write)
         self._thread.start()
 
@@ -199,7 +189,6 @@ class Journal:
         """
         is_disk_full = isinstance(thread.error, OSError) and thread.error.errno in (errno.ENOSPC, errno.EDQUOT)
         if thread.error is None or is_disk_full:
-            self._next_bytes -= sum(file.num_bytes for file in self._obsolete)
             self.log.delete(self._obsolete)
             self._obsolete = [file for file in thread.obsolete if file not in self._obsolete]
 
@@ -210,6 +199,8 @@ class Journal:
 
         Raises JournalError if the journal is of another configuration. Damaged parts are set aside and logged.
         """
+        if self._is_on_disk:
+            self.header.read()
         saved = self._snapshots.read_newest() if self._is_on_disk else None
         ledger = saved.ledger if saved is not None else Ledger()
         snapshot_event = saved.event if saved is not None else 0
@@ -226,7 +217,6 @@ class Journal:
         buffer.restore(segments, saved.buffer if saved is not None else None, now_seconds)
         self._restore_limiter(limiter, saved, inserted_since)
         self._next_seconds = now_seconds + self._config.replay.snapshot_interval_seconds
-        self._next_bytes = self.log.num_bytes + LOG_BYTES_AT_MOST
         self._log_restored(buffer, saved)
         return ledger
 
@@ -257,13 +247,7 @@ class Journal:
 
 def _count(ledger: Ledger, record: Record) -> None:
     """Counts an event."""
-    reason = record.kind - FIRST_REFUSAL
-    numbers = record.peer_id, record.sequence, record.produced, record.transitions
     if record.kind == WELCOME:
         ledger.highest_actor_number = max(ledger.highest_actor_number, record.sequence)
-    elif record.kind == REPORT:
-        ledger.report(record.peer_id, ActorCounts(*COUNTS.unpack(record.body)))
     elif record.kind == SEGMENT:
-        ledger.store(*numbers)
-    elif reason < len(REFUSALS):
-        ledger.refuse(*numbers, REFUSALS[reason])
+        ledger.store(record.peer_id, record.sequence, record.produced, record.transitions)

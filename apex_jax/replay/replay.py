@@ -23,7 +23,7 @@ class Replay:
     """Stores and draws segments: updates a `buffer` (ring and sum-tree), `limiter`, `ledger` and `journal` together.
 
     Callers use a part directly if its change concerns no other part. When `journal.flush` returns, every segment
-    inserted or refused before is in the journal.
+    inserted before is in the journal.
     """
 
     def __init__(self, config: Config, spec: SegmentSpec, rng: np.random.Generator, run: str = "") -> None:
@@ -61,7 +61,6 @@ class Replay:
     def refuse(self, segment: SegmentRecord, reason: str) -> None:
         """Counts a segment that was rejected; `reason`: one of `apex_jax.replay.ledger.REFUSALS`."""
         self.ledger.refuse(segment.peer_id, segment.sequence, segment.produced, segment.transitions, reason)
-        self.journal.on_refusal(segment, reason)
 
     # Sampling
 

@@ -45,11 +45,11 @@ COPIED = {  # patterns of paths; files with other names, such as keys and locks,
     "learner": r"config[.]yaml|interface[.]json|(changes|starts|evaluations)[.]jsonl|(curves|plot)[.]png"
     r"|video[.](mp4|gif)|best/(config[.]yaml|interface[.]json|evaluation[.]json|params-[0-9]+)"
     r"|checkpoints/[0-9]{1,18}/.+|metrics/\w[\w.-]*[.]jsonl|tensorboard/\w[\w.-]*/\w[\w.-]*|logs/\w[\w.-]*[.]log",
-    **{server: server + r"/(segments-[0-9]{20}-[0-9]{6}[.]log|snapshot-[0-9]+)" for server in SERVERS},
+    **{server: server + r"/(journal[.]json|segments-[0-9]{20}[.]log|snapshot-[0-9]+)" for server in SERVERS},
 }
 PROGRESS = {  # progress in paths: updates of a whole checkpoint; first event of a replay log, also of one set aside
     "learner": r"checkpoints/([0-9]{1,18})/checksums[.]json",
-    **{server: server + r"/(?:(?:damaged-)?segments-([0-9]{20})-.+|snapshot-[0-9]+)" for server in SERVERS},
+    **{server: server + r"/(?:(?:damaged-)?segments-([0-9]{20})[.]log.*|snapshot-[0-9]+)" for server in SERVERS},
 }
 RELIES_ON_OTHERS = re.compile(r".*/(checksums[.]json|snapshot-[0-9]+)")
 

@@ -147,8 +147,7 @@ class OneProcess:
             self._write_metrics(metrics)
 
     def _write_metrics(self, metrics: ReplayMetrics) -> None:
-        ledger = self.replay.ledger.totals({self.experience.peer_id})
-        values = metrics.take(self.experience.episodes, ledger, actors=1)
+        values = metrics.take(self.experience.episodes, actors=1)
         self.replay_role.write_metrics(self.replay.ledger.steps, values)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Mapping
 from typing import Any
 
 import zmq
@@ -163,7 +162,7 @@ class ReplayServer:
     def write_metrics(self) -> None:
         """Writes the metrics of both links and of the replay."""
         experience, sampling = self.experience, self.sampling
-        values = self._metrics.take(experience.episodes, experience.totals(), len(experience.actors))
+        values = self._metrics.take(experience.episodes, len(experience.actors))
         self._role.write_metrics(self._run_steps, values, experience.dropped + sampling.dropped)
 
 
@@ -174,7 +173,7 @@ class ReplayMetrics:
         self._replay, self._frame_skip = replay, frame_skip
         self._rates = {tag: RateMeter() for tag in ("frames", "inserts", "samples")}
 
-    def take(self, means: EpisodeMeans, ledger: Mapping[str, int], actors: int) -> dict[str, float]:
+    def take(self, means: EpisodeMeans, actors: int) -> dict[str, float]:
         """Returns the values by tag. `means`: of the games since the last call; `actors`: how many are connected."""
         replay = self._replay
         return {
@@ -185,7 +184,7 @@ class ReplayMetrics:
             "replay/inserts_per_second": self._rates["inserts"].update(replay.limiter.inserted),
             "replay/samples_per_second": self._rates["samples"].update(replay.limiter.sampled),
             "replay/actors": actors,
-            **{f"ledger/{outcome}": transitions for outcome, transitions in ledger.items()},
+            **{f"ledger/{outcome}": transitions for outcome, transitions in replay.ledger.totals().items()},
             **means.take(),
         }
 

@@ -113,12 +113,9 @@ class Soak:
         actors = [name for name in self.names if role_of(name) == "actor"]
         self._leave(actors)
         until = time.monotonic() + PROGRESS_SECONDS
-        while time.monotonic() < until and (self.fleet.actors() or self._in_flight()):
+        while time.monotonic() < until and self.fleet.actors():
             self._pause.wait(TICK_SECONDS)
         self._leave(["learner", *(name for name in self.names if name not in (*actors, "learner"))])
-
-    def _in_flight(self) -> float:
-        return self.fleet.newest("replay", "ledger/in_flight", 1)
 
     def _leave(self, names: Sequence[str]) -> None:
         for name in names:

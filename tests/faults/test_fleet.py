@@ -16,7 +16,6 @@ from apex_jax.workers.learner_links import CALLS_IN_FLIGHT
 from tests.chaos.ledger import ledger_violations, newest_ledger, read_books
 from tests.chaos.watch import Life
 from tests.rigs.fleet import (
-    BUSY_SECONDS,
     FORGOTTEN_SECONDS,
     Fleet,
     acts,
@@ -55,7 +54,6 @@ def test_fault_02_actor_frozen_for_30_s_shows_its_lag_catches_up_and_stores_noth
     frozen = fleet.running["actor-1"]
     frozen.send(signal.SIGSTOP)
     wait_until(lambda: fleet.actors() == 1, FORGOTTEN_SECONDS)
-    wait_until(lambda: fleet.newest("replay", "ledger/lost_with_actor", 0.0) > 0, BUSY_SECONDS)
     lasts(20)  # 30 in all
     goes_on(fleet)
     assert fleet.actors() == 1
@@ -65,7 +63,6 @@ def test_fault_02_actor_frozen_for_30_s_shows_its_lag_catches_up_and_stores_noth
     wait_until(lambda: fleet.actors() == 2)
     acts(fleet, "actor-1")
     wait_until(lambda: fleet.newest("actor-1", "step", 0.0) >= frames)
-    wait_until(lambda: fleet.newest("replay", "ledger/lost_with_actor", 1.0) == 0, BUSY_SECONDS)
     rates = values(fleet.directory, "actor-1", "actor/steps_per_second")[lines:]
     assert rates[0] < 0.1 * before, "over 30 s"
     wait_until(lambda: fleet.newest("actor-1", "actor/steps_per_second", 0.0) > 0.5 * before)
@@ -75,17 +72,16 @@ def test_fault_02_actor_frozen_for_30_s_shows_its_lag_catches_up_and_stores_noth
 
 
 def leave_in_order(fleet: Fleet, *actors: str) -> list[str]:
-    """Ends all processes in an order that leaves nothing in flight; returns the errors of the ledger."""
+    """Ends the actors first, so that the replay has all that they made; returns the errors of the ledger."""
     for name in actors:
         assert fleet.end(name, by=signal.SIGTERM) == 128 + signal.SIGTERM
-    wait_until(lambda: fleet.actors() == 0 and fleet.newest("replay", "ledger/in_flight", 1.0) == 0)
+    wait_until(lambda: fleet.actors() == 0)
     for name in ("replay", "learner"):
         assert fleet.end(name, by=signal.SIGTERM) == 128 + signal.SIGTERM
     metrics = fleet.directory / "metrics"
     lives = [Life(name, 1, fleet.running[name], metrics=metrics / f"{name}.jsonl") for name in actors]
     books = read_books(fleet.directory, lives)
     assert len(books.steps) == len(actors)
-    assert books.ledger["lost_with_actor"] == 0
     return ledger_violations(books)
 
 
@@ -111,8 +107,7 @@ def test_fault_14_an_actor_waits_for_a_learner_that_is_frozen_for_30_s_and_nothi
     assert all(memory_bytes(name) < before[name] + GROWTH_BYTES for name in before)
     assert fleet.newest("actor-0", "actor/wait_seconds_share", 0.0) > 0.9
     ledger = early[0]
-    assert ledger["produced"] == sum(number for fate, number in ledger.items() if fate != "produced")
-    assert ledger["dropped_overflow"] == 0
+    assert ledger.keys() == {"produced", "stored"}, "nothing is refused"
     fleet.running["learner"].send(signal.SIGCONT)
     goes_on(fleet)
     acts(fleet, "actor-0")

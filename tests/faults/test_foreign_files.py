@@ -12,7 +12,7 @@ import pytest
 from apex_jax.config import Config
 from apex_jax.host.errors import RunError
 from apex_jax.replay.experience_log import ExperienceLog
-from apex_jax.replay.snapshots import FileHeader, JournalError
+from apex_jax.replay.header import Header, JournalError
 from apex_jax.run.checkpoint import Checkpointer, CheckpointError
 from apex_jax.run.metric_files import append_line
 from apex_jax.run.provenance import check_resumable, record_start
@@ -35,8 +35,8 @@ def target(tmp_path: Path) -> Path:
     return path
 
 
-def header() -> FileHeader:
-    return FileHeader(Config().compatibility_key, SPEC)
+def header(directory: Path) -> Header:
+    return Header(directory, Config().compatibility_key, SPEC)
 
 
 def lock_run(directory: Path) -> None:
@@ -47,7 +47,10 @@ def lock_run(directory: Path) -> None:
 WRITERS: dict[str, tuple[str, Callable[[Path], object]]] = {  # file in the run directory, and who opens it
     "supervisor's lock": ("lock", lock_run),
     "learner's lock": ("checkpoints/.lock", lambda directory: Checkpointer(str(directory), 3).close()),
-    "replay's lock": ("replay/lock", lambda directory: ExperienceLog(directory / "replay", header(), 10).close()),
+    "replay's lock": (
+        "replay/lock",
+        lambda directory: ExperienceLog(directory / "replay", header(directory), 10).close(),
+    ),
     "starts": ("starts.jsonl", lambda directory: append_line(directory / "starts.jsonl", b"{}\n")),
     "metrics": ("metrics/a.jsonl", lambda directory: append_line(directory / "metrics" / "a.jsonl", b"{}\n")),
 }

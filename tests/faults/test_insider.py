@@ -228,7 +228,7 @@ def test_fault_26_largest_sequence_numbers_do_not_damage_the_journal(served: Ser
     stores_for(served, served.actor(2), 2, 1)
     served.restart()
     assert served.server.replay.buffer.inserted_segments == served.server.replay.buffer.size_segments == 2
-    assert served.server.experience.totals()["stored"] == 2 * TRANSITIONS
+    assert served.server.replay.ledger.totals()["stored"] == 2 * TRANSITIONS
 
 
 # Memory that somebody else fills ----------------------------------------------------------------------------------

@@ -96,7 +96,7 @@ def test_fault_34_duplicated_and_reordered_segments_are_stored_once_in_order_and
     assert server.dropped["early_segment"] > 0
     assert server.dropped["duplicate_segment"] > 0
     assert server.replay.ledger.steps == 300
-    assert server.service.totals()["stored"] == 30 * TRANSITIONS
+    assert server.replay.ledger.totals()["stored"] == 30 * TRANSITIONS
 
 
 # Priorities -------------------------------------------------------------------------------------------------------

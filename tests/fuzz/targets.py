@@ -192,7 +192,7 @@ class ReplayTarget:
         self._guarded(lambda: self.server.experience.evict_dead_peers(self._now_seconds))
         self._guarded(lambda: self.server.sampling.evict_dead_peers(self._now_seconds))
         self._guarded(self.server.describe)
-        self._guarded(self.server.experience.totals)
+        self._guarded(self.server.replay.ledger.totals)
         self._guarded(self.server.replay.metrics)
         self._guarded(lambda: [mean.result() for mean in self.server.experience.episodes.by_band.values()])
         self._guarded(lambda: check_buffer(self.server.replay.buffer))

@@ -12,14 +12,11 @@ import numpy as np
 import pytest
 
 from apex_jax.config import Config
-from apex_jax.replay import experience_log
 from apex_jax.replay.replay import Replay
-from apex_jax.replay.snapshots import FileHeader, pack_head
 from apex_jax.segment_codec import decode_frames, encode_record
 from tests.rigs.links import CONFIG, SPEC, TRANSITIONS, segment_of
 
 RUN = 77  # peer id of the actor from whom the segments are
-HEAD_BYTES = len(pack_head(experience_log.MAGIC, FileHeader(CONFIG.compatibility_key, SPEC).facts))  # of a log file
 
 
 def config_of(directory: Path, **replay: Any) -> Config:

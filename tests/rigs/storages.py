@@ -15,7 +15,7 @@ from apex_jax.run.checkpoint_files import CHECKSUMS, write_checksums
 from apex_jax.run.identity import FILE_NAME
 from apex_jax.run.storage import SECTIONS, Storage, files_of, progress_of
 
-LOG = "replay/segments-00000000000000000001-000001.log"
+LOG = "replay/segments-00000000000000000001.log"
 SNAPSHOT = "replay/snapshot-000000000001"
 
 IDENTITY = "0123456789abcdef"

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-from zlib import crc32
 
 import pytest
 
@@ -17,7 +17,6 @@ from apex_jax.config.load import load_with, parse_settings
 from apex_jax.host.errors import RunError, UsageError
 from apex_jax.host.program import CONFIGS
 from apex_jax.process import StopSignal
-from apex_jax.replay import snapshots
 from apex_jax.run.provenance import record_config
 from apex_jax.workers import local, one_process
 from tests.rigs.learner_runs import config_of, error_of, files, save_checkpoint
@@ -40,7 +39,7 @@ def run(tmp_path: Path) -> Path:
 def test_a_replay_of_another_game_alone_is_refused_before_anything_starts(programs: Programs, tmp_path: Path) -> None:
     directory = tmp_path / "run"
     (directory / "replay").mkdir(parents=True)
-    (directory / "replay" / f"segments-{1:020}-{1:06}.log").write_bytes(b"left by a run killed before its checkpoint")
+    (directory / "replay" / f"segments-{1:020}.log").write_bytes(b"left by a run killed before its checkpoint")
     record_config(config_of(directory))
     before, other = files(directory), ("algorithm.n_step=2", "network.hidden_units=32")
     error = error_of(programs.start(*catch(directory, *other)), 2)
@@ -103,14 +102,9 @@ def linked(path: Path) -> None:
     path.symlink_to(moved)
 
 
-def of_another_format(path: Path) -> None:
-    """Changes the format of a file, and its checksum with it."""
-    data = path.read_bytes()
-    _, _, length = snapshots._PREFIX.unpack_from(data)
-    prefix, start = snapshots._PREFIX.pack(snapshots.MAGIC, 3, length), snapshots._PREFIX.size + snapshots._CRC.size
-    facts = data[start : start + length]
-    crc = crc32(facts, crc32(prefix))
-    path.write_bytes(prefix + snapshots._CRC.pack(crc) + data[start:])
+def of_another_format(run: Path) -> None:
+    path = run / "replay" / "journal.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "format": 6}))
 
 
 REFUSED: dict[str, tuple[Callable[[Path], object], dict[str, Any], str]] = {
@@ -126,7 +120,10 @@ REFUSED: dict[str, tuple[Callable[[Path], object], dict[str, Any], str]] = {
     ),
     "link to a log": (lambda run: linked(newest(run, "replay/segments-*")), {}, "cannot be read .*mend that"),
     "link to a snapshot": (lambda run: linked(newest(run, "replay/snapshot-*")), {}, "cannot be read .*mend that"),
-    "another format": (lambda run: of_another_format(newest(run, "replay/snapshot-*")), {}, "has format 3"),
+    "link to the head": (lambda run: linked(run / "replay/journal.json"), {}, "cannot be read .*mend that"),
+    "damaged head": (lambda run: (run / "replay/journal.json").write_bytes(b"?"), {}, "is damaged: restore it"),
+    "another format": (of_another_format, {}, "has format 6, this release reads format 5; use the release"),
+    "earlier format": (lambda run: (run / "replay/journal.json").unlink(), {}, "has format 4 or earlier, this release"),
     "identity of another run": (lambda run: (run / "run_identity").write_text(OTHER), {}, f"is of run {OTHER}"),
     "no identity": (lambda run: (run / "run_identity").write_text("me"), {}, "must hold the run's 16 hexadecimal"),
 }

@@ -79,7 +79,7 @@ def test_a_refused_segment_counts_its_steps_and_is_acknowledged_after_the_earlie
     server.limiter.sample(TRANSITIONS)
     assert peer.receive(SegmentAck).sequence == 3
     assert server.replay.ledger.steps == 30
-    totals = server.service.totals()
+    totals = server.replay.ledger.totals()
     assert (totals["dropped_bad_checksum"], totals["stored"]) == (5, 2 * TRANSITIONS)
 
 

@@ -8,8 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from apex_jax.replay.ledger import ActorCounts
-from apex_jax.replay.snapshots import JournalError
+from apex_jax.replay.header import JournalError
 from apex_jax.types import SegmentRecord
 from tests.rigs.journals import RUN, World, config_of, files, first_leaves, flip
 from tests.rigs.links import TRANSITIONS
@@ -27,8 +26,8 @@ def test_fault_05_restart_after_a_stop_restores_everything(tmp_path: Path, caplo
     before.store(1, 2, 3, 4, 5, now_seconds=2.0)
     before.learn(4, 9.0)
     before.sample(2, 3, 2.0)
-    before.ledger.report(RUN, ActorCounts(99, 0, 7, 0, 0))
-    before.ledger.report(2**63 - 1, ActorCounts(2**48, 1, 2, 3, 4))
+    before.ledger.report(RUN, 99, is_late=True)
+    before.ledger.report(2**63 - 1, 2**48, is_late=True)
     before.ledger.refuse(RUN, 6, 99, 3, "bad_checksum")
     before.ledger.highest_actor_number = 5
     before.stop()
@@ -39,7 +38,7 @@ def test_fault_05_restart_after_a_stop_restores_everything(tmp_path: Path, caplo
             np.testing.assert_array_equal(getattr(state, name), value, err_msg=name)
     assert (after.limiter.inserted, after.limiter.sampled) == (5 * TRANSITIONS, 6)
     assert (after.ledger.steps, after.ledger.highest_actor_number) == (99, 5)
-    assert after.ledger.totals(()) == before.ledger.totals(())
+    assert after.ledger.totals() == before.ledger.totals()
     assert after.journal.header.replay_id == before.journal.header.replay_id
     for one, other in zip(before.sample(2, 4, 0.0), after.sample(2, 4, 0.0), strict=True):
         np.testing.assert_array_equal(one, other)
@@ -55,20 +54,16 @@ def test_restart_after_a_kill_restores_every_segment_and_count(tmp_path: Path) -
     before.save()
     before.store(4)
     before.learn(4, 9.0)
-    before.refuse(SegmentRecord(RUN, 5, 50, 20, b"x", 0), "bad_checksum")
-    before.refuse(SegmentRecord(RUN, 6, 60, 0, b"x", 0), "bad_return")
     before.journal.on_welcome(78, 9)
-    before.ledger.report(78, left := ActorCounts(90, 40, 0, 0, unsent=20))
-    before.journal.on_report(78, left)
     before.kill()
     after = World(tmp_path)
     assert after.numbers() == [1, 2, 4]
     assert after.leaves()[1] == first_leaves(1)
     assert max(after.leaves()[2]) == 9.0**0.6, "as the snapshot knows"
     assert after.leaves()[4] == first_leaves(4), "no snapshot knows of it"
-    assert (after.ledger.steps, after.ledger.highest_actor_number) == (60, 9)
-    assert after.ledger.totals(()) == before.ledger.totals(())
-    assert after.ledger.sequence(RUN) == 6
+    assert (after.ledger.steps, after.ledger.highest_actor_number) == (40, 9)
+    assert after.ledger.totals() == before.ledger.totals()
+    assert after.ledger.sequence(RUN) == 4
     assert after.limiter.inserted == 3 * TRANSITIONS
     after.kill()
 
@@ -151,7 +146,9 @@ def test_no_flipped_or_missing_byte_causes_a_traceback_or_a_wrong_restore(
             leaves = after.leaves()
             numbers = list(leaves)
             assert numbers in ([], [1], [1, 2]) if kind == "segments" else numbers == [1, 2]
-            priorities = learned if kind == "segments" else {number: first_leaves(number) for number in numbers}
+            is_refused = bool(list(path.parent.glob("damaged-snapshot-*")))  # some bytes of a zip file mean nothing
+            assert is_refused or kind == "segments" or data == flipped
+            priorities = {number: first_leaves(number) for number in numbers} if is_refused else learned
             assert leaves == {number: priorities[number] for number in numbers}
             assert after.ledger.steps == 20 or kind == "segments"
             for aside in path.parent.glob("damaged-*"):
@@ -168,7 +165,7 @@ def test_what_is_written_after_a_file_without_a_sound_byte_is_kept(tmp_path: Pat
         world = World(tmp_path, capacity=10)
         world.store(*numbers)
         world.stop()
-    flip(files(tmp_path, "segments")[-1], 20)  # its head
+    flip(files(tmp_path, "segments")[-1], 20)  # in its first record
     world = World(tmp_path, capacity=10)
     world.store(5, 6)
     world.kill()

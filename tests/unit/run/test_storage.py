@@ -316,7 +316,7 @@ def test_copy_of_another_run_is_not_fetched_into_a_run_that_has_begun(tmp_path: 
 
 
 def test_copy_of_a_replay_that_is_ahead_is_never_overwritten(tmp_path: Path, run: Path) -> None:
-    newer = run / "replay" / f"segments-{99:020}-000002.log"
+    newer = run / "replay" / f"segments-{99:020}.log"
     newer.write_bytes(b"new")
     push(tmp_path / "copy", run)
     aside = newer.rename(newer.with_name(f"damaged-{newer.name}-1"))
