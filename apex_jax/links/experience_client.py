@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import queue
 import threading
-from collections import Counter
 from functools import partial
 
 import zmq
@@ -13,7 +12,7 @@ import zmq
 from apex_jax.host.errors import RunError
 from apex_jax.links.client import LinkClient
 from apex_jax.links.connection import Connection, Patience
-from apex_jax.links.outbox import Outbox, transitions_of
+from apex_jax.links.outbox import Outbox
 from apex_jax.run.identity import RunIdentity
 from apex_jax.segment_codec import CorruptSegment
 from apex_jax.transport import sockets
@@ -60,21 +59,16 @@ class ExperienceClient(LinkClient):
         self.produced = 0  # transitions of the actor so far; updated by the actor before each `put`
         self.left_out = 0  # of `produced`, in games that are not stored
         self.acknowledged_segments = 0
+        self.acknowledged = 0  # transitions in them
         self.finished = threading.Event()  # the run is over, or the link failed, see `error`
         self.error: RunError | None = None
         self._hello = hello
         self._drops = overflow == "drop"
         self._segments: queue.Queue[Segment] = queue.Queue(queue_size)
-        self._account = Counter[str]()  # transitions by field of `ActorStatus`; one thread counts each
         self._outbox = Outbox(hello.peer_id, spec)
         self._welcome: ActorWelcome | None = None
         self._is_welcome = threading.Event()
         self._start(partial(sockets.connect_experience, context, address), "experience client")
-
-    @property
-    def acknowledged(self) -> int:
-        """Transitions that the server has acknowledged."""
-        return self._account["acknowledged"]
 
     def wait_for_welcome(self, timeout_seconds: float) -> ActorWelcome | None:
         """Returns the server's welcome, or None after the timeout."""
@@ -114,8 +108,7 @@ class ExperienceClient(LinkClient):
         self.finished.set()
 
     def _leave(self, socket: zmq.Socket) -> None:
-        """Sends the final counts and a goodbye. Transitions never sent are reported as unsent."""
-        self._account["unsent"] = self.produced - self.left_out - self._account.total() - self._outbox.transitions_sent
+        """Sends the final counts and a goodbye."""
         sockets.send(socket, self._full_status())
         sockets.send(socket, Goodbye())
 
@@ -123,19 +116,15 @@ class ExperienceClient(LinkClient):
         """Drops the oldest queued segments while the queue is full."""
         while self._segments.full():
             try:
-                segment = self._segments.get_nowait()
+                self._segments.get_nowait()
             except queue.Empty:  # sent meanwhile
                 continue
-            self._account["overflow"] += transitions_of(segment)
             self.dropped["overflow"] += 1
             if self.dropped["overflow"] == 1:
                 _log.warning("dropping segments: the replay server takes none, and the actor's queue is full")
 
     def _full_status(self) -> ActorStatus:
-        # "produced" is read last, so that it is at least the sum of the others.
-        outcomes = {name: self._account[name] for name in ("acknowledged", "overflow", "unencodable", "unsent")}
-        outcomes["unencodable"] += self.left_out
-        return self.status._replace(**outcomes, produced=self.produced)
+        return self.status._replace(acknowledged=self.acknowledged, produced=self.produced)
 
     def _newest_hello(self) -> ActorHello:
         acknowledged = self._outbox.acknowledged_sequence
@@ -154,7 +143,6 @@ class ExperienceClient(LinkClient):
         try:
             self._outbox.add(segment, self.produced)
         except CorruptSegment as error:  # NaN weights lead to NaN priorities, until newer weights arrive
-            self._account["unencodable"] += transitions_of(segment)
             self.dropped[error.reason] += 1
             if self.dropped[error.reason] == 1:
                 _log.warning("skipping segments that cannot be encoded: %s", error.reason)
@@ -181,7 +169,7 @@ class ExperienceClient(LinkClient):
         transitions = self._outbox.acknowledge(message.sequence)
         if transitions is None:
             raise self._connection.broken(f"acknowledged segment {message.sequence}, which it was never sent")
-        self._account["acknowledged"] += transitions
+        self.acknowledged += transitions
         self.acknowledged_segments = self._outbox.acknowledged_sequence
 
     def _on_welcome(self, message: ActorWelcome, now_seconds: float) -> None:

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 
-import numpy as np
-
 from apex_jax.segment_codec import encode_record
 from apex_jax.transport.messages import EpisodeStatistics
 from apex_jax.types import Segment, SegmentRecord, SegmentSpec
@@ -33,11 +31,6 @@ class Outbox:
     def acknowledged_sequence(self) -> int:
         """Every segment up to this sequence number is acknowledged and deleted."""
         return self._unacknowledged[0].sequence - 1 if self._unacknowledged else self._sequence
-
-    @property
-    def transitions_sent(self) -> int:
-        """Transitions in unacknowledged segments that were sent on any connection, so that a server may hold them."""
-        return sum(each.transitions for each in self._unacknowledged if each.sequence <= self._highest_sent)
 
     def add(self, segment: Segment, produced: int) -> None:
         """Encodes a segment and assigns the next sequence number. Raises CorruptSegment.
@@ -67,8 +60,3 @@ class Outbox:
             transitions += self._unacknowledged.popleft().transitions
             self._num_sent = max(0, self._num_sent - 1)
         return transitions
-
-
-def transitions_of(segment: Segment) -> int:
-    """Returns how many transitions start in a segment."""
-    return int(np.count_nonzero(segment.columns["priority"]))

@@ -83,19 +83,12 @@ class EpisodeStatistics(NamedTuple):
 
 
 class ActorStatus(NamedTuple):
-    """Heartbeat of an actor, about once a second, with its rates and its part of the ledger.
-
-    The counts are transitions since the actor started. Transitions that were produced, but neither acknowledged nor
-    dropped, are in flight, including those in segments that are not full yet.
-    """
+    """Heartbeat of an actor, about once a second, with its rates and its transitions since it started."""
 
     steps_per_second: Annotated[float, Real(0, 1e9)]
     weights_version: Annotated[int, Integer(0)]
     produced: Annotated[int, Integer(0, MAX_COUNT)] = 0  # one for each environment step that is recorded
     acknowledged: Annotated[int, Integer(0, MAX_COUNT)] = 0
-    overflow: Annotated[int, Integer(0, MAX_COUNT)] = 0  # dropped: queue full, and actor.overflow=drop
-    unencodable: Annotated[int, Integer(0, MAX_COUNT)] = 0  # dropped: values that cannot be encoded, such as NaN
-    unsent: Annotated[int, Integer(0, MAX_COUNT)] = 0  # dropped: the actor stopped before they were sent
 
 
 class Rejoin(NamedTuple):

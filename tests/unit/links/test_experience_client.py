@@ -180,5 +180,3 @@ def test_random_operations_equal_the_twin(seed: int) -> None:
             twin.num_sent = 0
         assert len(outbox) == len(twin.kept)
         assert outbox.acknowledged_sequence == (twin.kept[0].sequence - 1 if twin.kept else twin.sequence)
-        held = [segment for segment in twin.kept if segment.sequence <= twin.highest_sent]  # by some server, perhaps
-        assert outbox.transitions_sent == len(held) * TRANSITIONS
