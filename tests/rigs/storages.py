@@ -16,6 +16,7 @@ from apex_jax.run.identity import FILE_NAME
 from apex_jax.run.storage import SECTIONS, Storage, files_of, progress_of
 
 LOG = "replay/segments-00000000000000000001.log"
+HEAD = "replay/journal.json"
 SNAPSHOT = "replay/snapshot-000000000001"
 
 IDENTITY = "0123456789abcdef"
@@ -40,6 +41,7 @@ def run_in(folder: Path) -> Path:
     write(directory, "metrics/learner.jsonl", b'{"a": 1}\n')
     write(directory, "config.yaml", b"seed: 1\n")
     write(directory, "run_identity", IDENTITY.encode())
+    write(directory, HEAD, b"head")
     write(directory, LOG, b"segments")
     write(directory, SNAPSHOT, b"snapshot")
     damaged = ("checkpoints/damaged-150-1/x", f"replay/damaged-{Path(LOG).name}-1")

@@ -16,7 +16,9 @@ from apex_jax.host.disk import open_regular
 from apex_jax.host.errors import RunError
 from apex_jax.run import storage as module
 from apex_jax.run.storage import SECTIONS, Storage, StorageError, local_progress
+from tests.rigs.journals import World
 from tests.rigs.storages import (
+    HEAD,
     IDENTITY,
     LOG,
     SNAPSHOT,
@@ -52,7 +54,7 @@ def test_restored_copy_equals_the_run_without_locks_and_half_files(tmp_path: Pat
     assert back.keys() == {
         "checkpoints/100/state/d/x", "checkpoints/100/checksums.json", "checkpoints/200/state/d/x",
         "checkpoints/200/checksums.json", "checkpoints/200/empty", "metrics/learner.jsonl",
-        "config.yaml", "run_identity", LOG, SNAPSHOT,
+        "config.yaml", "run_identity", HEAD, LOG, SNAPSHOT,
     }  # fmt: skip
     assert not list((tmp_path / "back").glob(".fetching*"))
 
@@ -133,12 +135,32 @@ def test_interrupted_copy_of_a_replay_has_no_snapshot_without_its_log(
     tmp_path: Path, run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     storage = Storage(str(tmp_path / "copy"))
-    for written, there in enumerate([set(), {"run_identity"}, {"run_identity", LOG}, {"run_identity", LOG, SNAPSHOT}]):
+    names = ["run_identity", HEAD, LOG, SNAPSHOT]
+    for written in range(len(names) + 1):
         with monkeypatch.context() as patch, contextlib.suppress(StorageError):
             failing(patch, written)
             shutil.rmtree(tmp_path / "copy", ignore_errors=True)
             storage.push("replay", run)
-        assert content(tmp_path / "copy" / "replay").keys() == there
+        assert content(tmp_path / "copy" / "replay").keys() == set(names[:written])
+
+
+def test_replay_that_was_fetched_is_restored_and_goes_on(tmp_path: Path) -> None:
+    world = World(tmp_path / "run")
+    world.store(1, 2)
+    world.save()
+    world.store(3)
+    push(tmp_path / "copy", tmp_path / "run")
+    world.kill()
+    pull(tmp_path / "copy", tmp_path / "back")
+    back = World(tmp_path / "back")
+    assert back.numbers() == [1, 2, 3]
+    back.store(4)
+    back.kill()
+    push(tmp_path / "copy", tmp_path / "back")
+    pull(tmp_path / "copy", tmp_path / "again")
+    again = World(tmp_path / "again")
+    assert again.numbers() == [1, 2, 3, 4]
+    again.kill()
 
 
 @pytest.mark.parametrize("deleted", [100, 200])
