@@ -57,7 +57,6 @@ class ExperienceClient(LinkClient):
         super().__init__(Connection("replay server", address, run, patience))
         self.status = ActorStatus(steps_per_second=0.0, weights_version=0)
         self.produced = 0  # transitions of the actor so far; updated by the actor before each `put`
-        self.left_out = 0  # of `produced`, in games that are not stored
         self.acknowledged_segments = 0
         self.acknowledged = 0  # transitions in them
         self.finished = threading.Event()  # the run is over, or the link failed, see `error`

@@ -121,7 +121,6 @@ class InProcessExperience:
         self.finished = threading.Event()  # never set: the process stops
         self.acknowledged_segments = 0
         self.produced = 0  # transitions of the actor so far; updated by the actor before each `put`
-        self.left_out = 0  # of these, in games that are not stored
         self.dropped = Counter[str]()
         self.episodes = EpisodeMeans.of_run(config, spec)
         self._replay, self._config, self._spec = replay, config, spec

@@ -46,6 +46,7 @@ class Actor:
     peer_id: int  # of this process
     in_use: Weights | None = None
     steps: int = 0  # environment steps made, without resets
+    left_out: int = 0  # of these, in games that are not stored
     waited_seconds: float = 0.0  # total time blocked on the replay server
     step_rate: RateMeter = field(default_factory=RateMeter)
     wait_rate: RateMeter = field(default_factory=RateMeter)
@@ -155,11 +156,11 @@ class Actor:
 
     def _count_left_out(self, transitions: int) -> None:
         """Counts transitions of games that were left out for a number that is too large; warns of the first."""
-        if transitions and not self.replay.left_out:
+        if transitions and not self.left_out:
             what = f"an observation has a number beyond {value_limits(self.role.config).observation:g}"
             fix = "scale observations, or set network.normalize_observations=true"
             _log.warning("%s: its game is left out, and what follows of this kind is only counted; %s", what, fix)
-        self.replay.left_out = transitions
+        self.left_out = transitions
 
     def _put(self, segment: Segment) -> bool:
         started = time.monotonic()
@@ -187,7 +188,7 @@ class Actor:
             "actor/weights_age_seconds": now - weights.published_seconds,
         }
         dropped = self.replay.dropped.copy() + self.weights.dropped.copy()
-        dropped["large_observation"] = self.replay.left_out
+        dropped["large_observation"] = self.left_out
         self.role.write_metrics(weights.environment_steps, values, dropped)
 
     def describe(self) -> dict[str, Any]:

@@ -15,7 +15,7 @@ import pytest
 from apex_jax.host.disk import open_regular
 from apex_jax.host.errors import RunError
 from apex_jax.run import storage as module
-from apex_jax.run.storage import SECTIONS, Storage, StorageError, local_progress
+from apex_jax.run.storage import Storage, StorageError, local_progress
 from tests.rigs.journals import World
 from tests.rigs.storages import (
     HEAD,

@@ -39,7 +39,7 @@ class Replay:
         self.dropped: Counter[str] = Counter()
         self.disconnects = 0
         self.status: Any = None
-        self.produced = self.left_out = 0
+        self.produced = 0
         self.finished = threading.Event()
         self.segments: list[Segment] = []
 
