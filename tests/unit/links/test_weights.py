@@ -251,6 +251,7 @@ def test_learner_does_not_wait_for_a_client(link: Link, monkeypatch: pytest.Monk
 def test_request_before_the_first_version_is_answered_once_there_is_one(link: Link) -> None:
     server, peer = link.server(), link.joined_peer()
     peer.send(WeightsRequest())
+    wait_until(lambda: any(client.is_waiting for client in server.clients.values()))
     server.publish(params_of(1), 1, 0)
     peer.receive(WeightsOffer)
     peer.send(WeightsHeartbeat(0, 0))
