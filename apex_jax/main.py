@@ -6,7 +6,7 @@ import importlib
 import sys
 
 from apex_jax.host.errors import RunError, UsageError, first_line
-from apex_jax.host.output import end_output, outlast_lost_output
+from apex_jax.host.output import outlast_full_disk, printed
 from apex_jax.host.program import CHECKOUT
 
 COMMANDS = {  # they train nothing, and each has a command line of its own
@@ -23,28 +23,18 @@ MODULES = {"replay": "replay_server"}  # in apex_jax.workers; the other roles ar
 
 
 def main() -> int:
-    """Returns the exit code: 0 done, 1 failed, 2 wrong usage, 130 and 143 after SIGINT and SIGTERM."""
-    outlast_lost_output()
-    try:
-        exit_code, prints_its_result = _run()
-    except SystemExit as end:  # of --help
-        exit_code, prints_its_result = int(end.code or 0), True
-    ended = end_output(exit_code)
-    return ended if prints_its_result else exit_code
-
-
-def _run() -> tuple[int, bool]:
-    """Returns the exit code, and whether the printed text is the result of the command."""
+    """Returns the exit code: 0 done, 1 failed, 2 wrong usage, 130, 141, 143 as after SIGINT, SIGPIPE, SIGTERM."""
+    outlast_full_disk()
     try:
         if module := COMMANDS.get("".join(sys.argv[1:2])):
-            return int(importlib.import_module(module).run(sys.argv[2:])), True
+            return printed(int(importlib.import_module(module).run(sys.argv[2:])))
         from apex_jax.config.command_line import parse  # not at the top, so that Ctrl-C during the import is caught
         from apex_jax.config.load import to_yaml
 
         command = parse(sys.argv[1:])
         if command.action == "print_config":
             print(to_yaml(command.config), end="")
-            return 0, True
+            return printed(0)
         if command.role in ("local", "learner"):
             from apex_jax.run.provenance import check_resumable  # this module needs no JAX, whose import takes a second
 
@@ -68,11 +58,12 @@ def _run() -> tuple[int, bool]:
         device.check_device(role, command.config)
         if command.seeds:
             series = importlib.import_module("apex_jax.workers.series")
-            return int(series.run(command.config, command.seeds, command.name, stop)), False
+            return int(series.run(command.config, command.seeds, command.name, stop))
         worker = importlib.import_module(f"apex_jax.workers.{MODULES.get(role, role)}")
-        return int(worker.run(command.config, command.name, stop)), command.config.evaluator.checkpoint != ""
+        exit_code = int(worker.run(command.config, command.name, stop))
+        return printed(exit_code) if command.config.evaluator.checkpoint else exit_code
     except KeyboardInterrupt:  # before the signal handler is installed
-        return 130, False
+        return 130
     except ImportError as error:
         if str(error.name).partition(".")[0] == "apex_jax":
             raise
@@ -83,14 +74,14 @@ def _run() -> tuple[int, bool]:
         if not isinstance(error, ModuleNotFoundError):  # such as a version that needs libraries of the system
             problem = f"cannot load {error.path or error.name} ({first_line(error)})"
         print(f"error: {sys.executable} {problem}: {advice}", file=sys.stderr)
-        return 1, False
+        return 1
     except UsageError as error:
         print(f"error: {error}", file=sys.stderr)
-        return error.exit_code, False
+        return error.exit_code
     except RunError as error:
         print(f"{error.prefix}{error}", file=sys.stderr)
-        return error.exit_code, False
+        return error.exit_code
     except OSError as error:  # such as a full disk or missing permissions
         advice = "; make room, or choose another run_directory" if error.errno in OF_THE_DISK else ""
         print(f"error: {error}{advice}", file=sys.stderr)
-        return 1, False
+        return 1

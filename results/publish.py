@@ -19,9 +19,9 @@ from typing import Any
 from apex_jax.config.load import CONFIG_NAME, SETTINGS, load_run
 from apex_jax.plotting.packed_runs import ENDING
 from apex_jax.run.metric_files import read_metrics
-from apex_jax.run.provenance import CHANGES_NAME, FILE_NAME, read_records, value_of
+from apex_jax.run.provenance import FILE_NAME, read_starts, value_of
 
-TEXTS = (CONFIG_NAME, FILE_NAME, CHANGES_NAME, "evaluations.jsonl")
+TEXTS = (CONFIG_NAME, FILE_NAME, "evaluations.jsonl")
 PICTURES = ("curves.png", "video.gif")
 LINE_SECONDS = 60.0
 LEAST_LINES = 30  # of a run of less than half an hour
@@ -65,8 +65,7 @@ def packed_line(run: Path) -> str:
     if (run / CONFIG_NAME).is_file():
         config = load_run(run)
         settings = {name: value_of(config, name) for name in SETTINGS}
-    starts, changes = (read_records(run / name) for name in (FILE_NAME, CHANGES_NAME))
-    packed = {"name": run.name, "config": settings, "starts": starts, "changes": changes}
+    packed = {"name": run.name, "config": settings, "starts": read_starts(run)}
     return json.dumps(packed | {"metrics": thinned_metrics(run)}, ensure_ascii=False) + "\n"
 
 

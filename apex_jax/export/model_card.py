@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import html
 import os
-import time
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -16,23 +15,10 @@ from apex_jax.config import EnvironmentConfig
 from apex_jax.host.errors import printable
 from apex_jax.policy import Agent
 from apex_jax.run.evaluations import return_text
-from apex_jax.run.provenance import machine_of, read_changes, read_starts, shown_command
-from apex_jax.types import Part
+from apex_jax.run.provenance import changes_of, read_starts, shown_command
 
-AGENTS = {  # by algorithm.name: the agent, and what its networks are
-    "dqn": ("Ape-X DQN", "double Q-learning with n-step returns and prioritized replay"),
-    "dpg": ("Ape-X DPG", "deterministic policy gradient with n-step returns and prioritized replay"),
-}
+NAMES = {"dqn": "Ape-X DQN", "dpg": "Ape-X DPG"}  # by algorithm.name
 PAPER = "[Horgan et al. 2018](https://arxiv.org/abs/1803.00933)"
-RAW = "Give them as they are: the policy contains the scaling that it was trained with."
-FILES = {
-    "model.safetensors": "the parameters, with shapes and settings as metadata",
-    "policy.stablehlo": "the policy for JAX, by `jax.export`, for CPU and CUDA",
-    "policy.onnx": "the policy for ONNX Runtime and others",
-    "config.json": "every setting that affects the result",
-    "results.json": "the evaluation",
-    "replay.mp4": "an episode of the run, its newest video",
-}
 
 
 def model_card(
@@ -40,34 +26,26 @@ def model_card(
 ) -> str:
     """Returns README.md. `results`: the content of results.json, if it exists; `files`: the folder's other files."""
     environment, name = agent.config.environment, _name(agent)
-    task, source = task_name(environment), _source(environment)
+    task = task_name(environment)
     sections = [
         f"---\n{OmegaConf.to_yaml(OmegaConf.create(metadata(agent, results, files)))}---",
         _text(f"# {name}, trained on {task}"),
-        _text(f"An Ape-X agent ({PAPER}) for {task} of {source}: {_what(agent)}.")
-        + f" It was trained with apex_jax {__version__}, an implementation of Ape-X in JAX, and acts here without"
-        " exploration.",
-        "## Result",
+        _text(f"An agent of {PAPER} for {task} of {_source(environment)}, trained with apex_jax {__version__}."),
         _result(agent, results),
-        "## Observations and actions",
-        _text(_observations(agent), _actions(agent)),
         "## Use",
-        _use_jax(agent),
-        *([_use_onnx(agent)] if "policy.onnx" in files else []),
-        _use_apex_jax(),
+        _text(_observations(agent)),
+        _use(agent, files),
         "## Training",
         _training(agent, run),
-        "## Files",
-        "\n".join(f"- `{file}`: {meaning}" for file, meaning in FILES.items() if file in files),
         "## Licence",
         "None is stated here. Whoever publishes these parameters chooses one: `license:` in the metadata of this page.",
     ]
     return "\n\n".join(sections) + "\n"
 
 
-def _text(*paragraphs: str) -> str:
-    """Returns paragraphs in which texts from the run's files are neither HTML nor control characters."""
-    return html.escape("\n\n".join(map(printable, paragraphs)), quote=False)
+def _text(paragraph: str) -> str:
+    """Returns a paragraph in which texts from the run's files are neither HTML nor control characters."""
+    return html.escape(printable(paragraph), quote=False)
 
 
 def task_name(environment: EnvironmentConfig) -> str:
@@ -107,12 +85,7 @@ def _score(results: Mapping[str, Any]) -> str:
 
 def _name(agent: Agent) -> str:
     name = agent.config.algorithm.name
-    return AGENTS[name][0] if name in AGENTS else f"Ape-X {name}"
-
-
-def _what(agent: Agent) -> str:
-    name = agent.config.algorithm.name
-    return AGENTS[name][1] if name in AGENTS else "prioritized replay"
+    return NAMES.get(name, f"Ape-X {name}")
 
 
 def _result(agent: Agent, results: Mapping[str, Any] | None) -> str:
@@ -130,57 +103,33 @@ def _result(agent: Agent, results: Mapping[str, Any] | None) -> str:
 
 def _observations(agent: Agent) -> str:
     environment_spec, environment = agent.environment_spec, agent.config.environment
-    spec, shape = environment_spec.spec, observation_shape(environment_spec)
-    text = f"Observations are `{spec.frame_dtype}{['N', *shape]}`".replace("'", "")
-    task, source = task_name(environment), _source(environment)
-    if spec.frame_dtype == "uint8":
-        stack = spec.frame_stack
-        frames = f"the newest {stack} frames, oldest first" if stack > 1 else "one frame"
-        if environment.has_spaces:
-            axes = "height, width and colors" if len(spec.frame_shape) == 3 else "height and width, in grey"
-            return f"{text}: {frames}, each with axes of {axes}, as {task} returns it."
-        rate = f"one of every {environment.frame_skip} of the emulator"
-        return f"{text}: {frames}, {rate}, in grey and scaled to {shape[-2]}x{shape[-1]} pixels as EnvPool does it."
-    parts = environment_spec.parts or (Part((), shape),)
-    if not parts[0].path:
-        return f"{text}, as {task} of {source} returns them, {_encoding(parts[0])}. {RAW}"
-    listed = ", ".join(f"{part.name} {list(part.shape)} {_encoding(part)}" for part in parts)
-    return f"{text}: the parts {listed}; joined in this order. {RAW}"
+    spec, parts = environment_spec.spec, environment_spec.parts or ()
+    shape = ", ".join(["N", *map(str, observation_shape(environment_spec))])
+    text = f"Observations are `{spec.frame_dtype}[{shape}]`, as {task_name(environment)} returns them"
+    if spec.frame_stack > 1:
+        text += f", the newest {spec.frame_stack} frames, oldest first"
+    if parts and parts[0].path:
+        text += f", its parts {', '.join(part.name for part in parts)} flattened and joined in this order"
+    if any(part.counts for part in parts):
+        text += ", numbers of a discrete space as one-hot vectors"
+    if spec.action.is_masked:
+        text += f"; the last {spec.action.num_actions} elements are 1 for valid actions, 0 for the others"
+    return f"{text}. Actions are the environment's own, without exploration."
 
 
-def _encoding(part: Part) -> str:
-    """Returns how a part of an observation becomes part of the vector."""
-    if not part.counts:
-        return "flattened"
-    ranges = zip(part.starts, part.counts, strict=True)
-    return f"one-hot ({', '.join(f'{start} to {start + count - 1}' for start, count in ranges)})"
+def _use(agent: Agent, files: Collection[str]) -> str:
+    shape = ", ".join(map(str, (1, *observation_shape(agent.environment_spec))))
+    onnx = "\n\n`policy.onnx` takes `observation` and returns the same outputs." if "policy.onnx" in files else ""
+    return f"""With apex_jax (in a checkout of it: `pip install .`), which also stacks single frames:
 
+```python
+from apex_jax import load_policy
 
-def _actions(agent: Agent) -> str:
-    environment_spec = agent.environment_spec
-    action = environment_spec.spec.action
-    if environment_spec.low is None or environment_spec.high is None:
-        count = action.num_actions
-        values = f"`q_values` `float32[N, {count}]` estimate the discounted return of each action"
-        first = environment_spec.first_action
-        mask = f" The last {count} elements of an observation are 1 for the actions that are valid, 0 for the others."
-        what = f"`int32[N]`, {first} to {first + count - 1}, the action"
-        if part := environment_spec.action_part:
-            kinds = f"`int32{['N', *part.shape]}`".replace("'", "")
-            what = (
-                f"{kinds}, {_encoding(part).removeprefix('one-hot ')}, the combination (the last part counts fastest)"
-            )
-        text = f"`action` is {what} with the highest value; {values}."
-        return text + mask * action.is_masked
-    bounds = sorted(set(zip(environment_spec.low, environment_spec.high, strict=True)))
-    low, high = environment_spec.low, environment_spec.high
-    within = f"from {bounds[0][0]:g} to {bounds[0][1]:g}" if len(bounds) == 1 else f"from {list(low)} to {list(high)}"
-    text = f"`action` is `float32[N, {action.shape[0]}]`, {within}, in the environment's own bounds"
-    return f"{text}; `value` `float32[N]` estimates the discounted return from there."
+policy = load_policy(".")  # this folder
+action, value = policy.act(observation)
+```
 
-
-def _use_jax(agent: Agent) -> str:
-    return f"""With JAX alone (`pip install jax flatbuffers`):
+With JAX alone (`pip install jax flatbuffers`):
 
 ```python
 from pathlib import Path
@@ -189,71 +138,20 @@ import jax.export
 import numpy as np
 
 policy = jax.export.deserialize(bytearray(Path("policy.stablehlo").read_bytes()))
-observation = {_example(agent)}
-outputs = policy.call(observation)
+observation = np.zeros(({shape}), np.{agent.environment_spec.spec.frame_dtype})  # a batch of any size
+outputs = policy.call(observation)  # "action", and its "value" or all "q_values"
 action = np.asarray(outputs["action"])
-```"""
-
-
-def _use_onnx(agent: Agent) -> str:
-    return f"""With ONNX Runtime (`pip install onnxruntime`):
-
-```python
-import numpy as np
-import onnxruntime
-
-session = onnxruntime.InferenceSession("policy.onnx")
-observation = {_example(agent)}
-[action] = session.run(["action"], {{"observation": observation}})
-```"""
-
-
-def _use_apex_jax() -> str:
-    return """With apex_jax (in a checkout of it: `pip install .`), which also stacks single frames:
-
-```python
-from apex_jax import load_policy
-
-policy = load_policy(".")  # this folder
-action, value = policy.act(observation)
-```"""
-
-
-def _example(agent: Agent) -> str:
-    shape = ", ".join(map(str, (1, *observation_shape(agent.environment_spec))))
-    return f"np.zeros(({shape}), np.{agent.environment_spec.spec.frame_dtype})  # a batch of any size"
+```{onnx}"""
 
 
 def _training(agent: Agent, run: str | os.PathLike[str]) -> str:
-    progress, starts = agent.progress, read_starts(run)
-    skip = agent.config.environment.frame_skip
-    frames = progress.environment_steps * skip
-    rows = [
-        f"{progress.updates:,} updates with batches of {agent.config.learner.batch_size}",
-        f"{progress.environment_steps:,} steps of the environment" + (f" ({frames:,} frames)" if skip > 1 else ""),
-        *([f"{progress.elapsed_seconds / 60:.1f} minutes of learning"] if progress.elapsed_seconds else []),
-        *_origin(starts),
-    ]
-    if changes := read_changes(run):
+    progress, starts, rows = agent.progress, read_starts(run), []
+    learned = f" in {progress.elapsed_seconds / 60:.1f} minutes" if progress.elapsed_seconds else ""
+    rows.append(f"{progress.updates:,} updates, {progress.environment_steps:,} steps of the environment{learned}")
+    if starts and (commit := starts[-1].get("commit")):
+        changed = ", with uncommitted changes" if starts[-1].get("uncommitted_changes") else ""
+        rows.append(f"apex_jax at commit `{commit}`{changed}")
+    if changes := changes_of(starts):
         rows.append(f"settings changed during the run: {', '.join(changes)}")
     command = f"\n\n```bash\n{shown_command(str(starts[-1].get('command')))}\n```" if starts else ""
     return "\n".join(f"- {_text(row)}" for row in rows) + "\n\n`config.json` has every setting." + command
-
-
-def _origin(starts: list[dict[str, Any]]) -> list[str]:
-    """Returns the machines, packages and commit of a run's starts, as far as they are recorded."""
-    if not starts:
-        return []
-    machines = dict.fromkeys(map(machine_of, starts))
-    newest = starts[-1]
-    versions = newest.get("versions")
-    versions = versions if isinstance(versions, dict) else {}
-    packages = [f"{name} {versions[name]}" for name in ("jax", "flax", "envpool") if versions.get(name)]
-    rows = [
-        f"started on {time.strftime('%Y-%m-%d', time.gmtime(starts[0]['time']))}, on {' and '.join(machines)}",
-        f"Python {newest.get('python')}, {', '.join(packages)}",
-    ]
-    if newest.get("commit"):
-        changed = ", with uncommitted changes" if newest.get("uncommitted_changes") else ""
-        rows.append(f"apex_jax at commit `{newest['commit']}`{changed}")
-    return rows

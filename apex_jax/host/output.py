@@ -1,28 +1,24 @@
-"""Tables of text; keeps a run alive if standard output or error fails, such as a pipe to `head` or a full disk."""
+"""Standard output of a run whose disk is full or whose reader has ended; tables of text."""
 
 from __future__ import annotations
 
-import errno
 import io
-import logging
 import os
 import sys
 from collections.abc import Sequence
 
-_log = logging.getLogger(__name__)
-
-PASSING = (errno.ENOSPC, errno.EDQUOT)  # a full disk may have room again later
+CLOSED_PIPE = 141  # exit code of a program that the signal SIGPIPE ends
 
 
 class Output(io.TextIOWrapper):
-    """A standard stream that drops text while writing fails, and escapes characters that its encoding lacks."""
+    """A standard stream that drops text while writing fails; a closed pipe as standard output ends the program."""
 
-    error: OSError | None = None  # the first error of a write
+    error = ""  # of a write that has failed
 
     def write(self, text: str) -> int:
         """Writes `text` if possible; returns its length in either case."""
         try:
-            return super().write(text)
+            super().write(text)
         except OSError as error:
             self._lose(error)
         return len(text)
@@ -36,52 +32,31 @@ class Output(io.TextIOWrapper):
 
     def discard(self) -> None:
         """Redirects the stream to the null device, which accepts the pending text and all later text."""
-        null = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(null, self.fileno())
-        os.close(null)
-        super().flush()
+        os.dup2(os.open(os.devnull, os.O_WRONLY), self.fileno())
 
     def _lose(self, error: OSError) -> None:
-        if error.errno not in PASSING:
+        self.error = str(error.strerror)
+        if isinstance(error, BrokenPipeError):
             self.discard()
-        if self.error is None:
-            self.error = error
             if self is sys.stdout:
-                _log.info("standard output cannot be written (%s): the run goes on without", error.strerror)
+                raise SystemExit(CLOSED_PIPE)
 
 
-def outlast_lost_output() -> None:
-    """Replaces standard output and error by an `Output` each. Call it before opening any file.
-
-    A stream that was closed before the start becomes the null device: otherwise the next file to be opened would get
-    the stream's descriptor number, and receive the text written to the stream.
-    """
-    for descriptor in (0, 1, 2):
-        try:
-            os.fstat(descriptor)
-        except OSError:
-            os.open(os.devnull, os.O_RDWR)  # gets the lowest free number: this one
-    sys.stdin = sys.stdin or open(0)  # noqa: SIM115 - it stays open until the process ends
-    for descriptor, name in ((1, "stdout"), (2, "stderr")):
-        encoding = getattr(getattr(sys, name), "encoding", None)
-        binary = open(descriptor, "wb", closefd=False)  # noqa: SIM115
-        setattr(sys, name, Output(binary, encoding, "backslashreplace", line_buffering=True))
+def outlast_full_disk() -> None:
+    """Replaces standard output and error by an `Output` each, which escapes characters that its encoding lacks."""
+    for name in ("stdout", "stderr"):
+        if stream := getattr(sys, name):  # None if it was closed before the start
+            binary = open(stream.fileno(), "wb", closefd=False)  # noqa: SIM115
+            setattr(sys, name, Output(binary, stream.encoding, "backslashreplace", line_buffering=True))
 
 
-def end_output(exit_code: int) -> int:
-    """Flushes standard output and error; returns the exit code of a command whose result is its output.
-
-    A full disk turns 0 into 1. A closed pipe does not: a reader such as `head` needs no more output.
-    """
-    for output in (sys.stdout, sys.stderr):
-        output.flush()
-        if isinstance(output, Output) and output.error is not None:
-            output.discard()  # Python would report pending text at exit
-    error = getattr(sys.stdout, "error", None)
-    if exit_code == 0 and error is not None and error.errno in PASSING:
-        print(f"error: standard output: {error.strerror}; make room, or write elsewhere", file=sys.stderr, flush=True)
-        return 1
-    return exit_code
+def printed(exit_code: int) -> int:
+    """Returns the exit code of a command whose result is its output: 1 instead of 0 if some of that was lost."""
+    if exit_code or not isinstance(sys.stdout, Output) or not sys.stdout.error:
+        return exit_code
+    print(f"error: standard output: {sys.stdout.error}; make room, or write elsewhere", file=sys.stderr)
+    sys.stdout.discard()  # Python would report pending text at exit
+    return 1
 
 
 def columns(rows: Sequence[Sequence[str]]) -> list[str]:

@@ -17,7 +17,7 @@ from apex_jax.host.errors import RunError, UsageError, short_repr
 from apex_jax.run.identity import RunIdentity
 from apex_jax.run.metric_files import read_metrics
 from apex_jax.run.metrics import TRAINING_TAG
-from apex_jax.run.provenance import read_changes, read_starts, value_of
+from apex_jax.run.provenance import changes_of, read_starts, value_of
 
 NOT_OF_THE_METHOD = (
     "seed",
@@ -85,7 +85,7 @@ def read_run(directory: str | os.PathLike[str]) -> Run:
     if not any(EVALUATION in line for line in lines):
         lines += [line for file in _metrics_beside(path) for line in read_metrics(file)]
     config = load_run(path) if (path / CONFIG_NAME).exists() else None
-    return run_of(str(directory), config, read_starts(path), read_changes(path), lines)
+    return run_of(str(directory), config, read_starts(path), lines)
 
 
 def _metrics_beside(path: Path) -> list[Path]:
@@ -108,7 +108,6 @@ def run_of(
     name: str,
     config: Config | None,
     starts: Sequence[Mapping[str, Any]],
-    changed_settings: Sequence[str],
     all_lines: Sequence[Mapping[str, Any]],
 ) -> Run:
     """Returns the run of these records; `all_lines`: the metrics of all its processes."""
@@ -121,7 +120,7 @@ def run_of(
         evaluation=curves[EVALUATION],
         training={tag.removeprefix(TRAINING_TAG): curves[tag] for tag in bands},
         settings=settings,
-        changed_settings=changed_settings,
+        changed_settings=changes_of(starts),
     )
 
 

@@ -1,7 +1,7 @@
 """Several runs in one file, one JSON object per line: the data that `plot` needs, without checkpoints and logs.
 
-An object has `name`, `config` (key -> value, as in config.yaml; empty if unknown), `starts` and `changes` (the lines of
-starts.jsonl and changes.jsonl), and `metrics` (process -> lines of its metrics).
+An object has `name`, `config` (key -> value, as in config.yaml; empty if unknown), `starts` (the lines of
+starts.jsonl), and `metrics` (process -> lines of its metrics). Older ones have more.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from apex_jax.host.disk import read_regular
 from apex_jax.host.errors import UsageError, printable, short_repr
 from apex_jax.plotting.curves import Run, run_of
 from apex_jax.run.metric_files import checked_line
-from apex_jax.run.provenance import changes_of, is_record
+from apex_jax.run.provenance import is_record
 
 ENDING = ".jsonl"
 
@@ -43,7 +43,6 @@ def _run(values: dict[str, Any], place: str) -> Run:
     """Returns the run of one line. Raises ValueError, TypeError, KeyError or AttributeError for wrong types."""
     lines = [checked_line(line) for of_process in values["metrics"].values() for line in of_process]
     starts = [start for start in values["starts"] if is_record(start)]
-    changes = changes_of([change for change in values["changes"] if is_record(change)])
     config = config_of(values["config"]) if values["config"] else None
     name = printable(str(values.get("name") or place))
-    return run_of(name, config, starts, changes, [line for line in lines if line])
+    return run_of(name, config, starts, [line for line in lines if line])

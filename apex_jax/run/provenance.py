@@ -1,5 +1,4 @@
-"""The origin of a run: a line in `<run directory>/starts.jsonl` for each start, and a line in `changes.jsonl` for each
-start that made updates with changed settings.
+"""The origin of a run: a line in `<run directory>/starts.jsonl` for each start, with the settings that it changed.
 
 With these lines and `config.yaml`, others can repeat the run, or find out why their own run differs.
 """
@@ -42,7 +41,6 @@ from apex_jax.run.metric_files import append_line, is_number, json_lines
 _log = logging.getLogger(__name__)
 
 FILE_NAME = "starts.jsonl"
-CHANGES_NAME = "changes.jsonl"
 LATEST_SECONDS = 2.0**37  # of a recorded time; Python has no dates after the year 9999
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "numpy", "numba", "envpool", "pyzmq", "orbax-checkpoint")
 OF_THE_MACHINE = ("addresses", "security", "storage", "run_directory")
@@ -71,42 +69,26 @@ def check_resumable(config: Config, run_directory: str = "", fix: str = "") -> N
         raise UsageError(f"{directory} cannot be resumed: {what}; {fix}")
 
 
-def record_start(config: Config) -> None:
-    """Appends this start to the run directory. Raises OSError if that cannot be written.
+def record_start(config: Config, **more: Any) -> None:
+    """Appends this start to the run directory, with `more` values. Raises OSError if that cannot be written.
 
     Logs a warning if the run resumes with changed settings, because the user may have meant a new run.
     """
     changes = [*changed_settings(config), *_changed_code(config)]
-    append_line(Path(config.directory, FILE_NAME), json.dumps(_this_start(config)).encode() + b"\n")
+    line = json.dumps(_this_start(config) | {"changed_settings": changes} | more)
+    append_line(Path(config.directory, FILE_NAME), line.encode() + b"\n")
     if changes:
         message = "%s resumes with changed settings, %s: to start afresh, choose another run_directory"
         _log.warning(message, config.directory, ", ".join(changes))
 
 
-def record_acceptance(config: Config, is_new: bool, accelerator: str | None) -> None:
-    """Adds the name of the `accelerator`, which only the learner knows, to the newest start. Raises OSError.
-
-    Records the configuration if `is_new`, that is, if the run has no updates yet.
-    """
+def record_accelerator(config: Config, accelerator: str | None) -> None:
+    """Adds the name of the accelerator, which only the learner knows, to the newest start. Raises OSError."""
     path = Path(config.directory, FILE_NAME)
     if starts := read_records(path):
         *before, _ = read_regular(path).splitlines(keepends=True)
         line = json.dumps(starts[-1] | {"accelerator": accelerator}).encode() + b"\n"
         write_durably(path, b"".join([*before, line]))
-    if is_new:
-        write_config(config, config.directory)
-
-
-def record_config(config: Config) -> None:
-    """Writes the configuration of the run, once an update was made with it. Raises OSError.
-
-    Changed settings are recorded in `changes.jsonl`.
-    """
-    changes = changed_settings(config)
-    write_config(config, config.directory)
-    if changes:
-        line = {"time": time.time(), "settings": changes}
-        append_line(Path(config.directory, CHANGES_NAME), json.dumps(line).encode() + b"\n")
 
 
 def write_config(config: Config, directory: str | os.PathLike[str]) -> None:
@@ -115,7 +97,7 @@ def write_config(config: Config, directory: str | os.PathLike[str]) -> None:
 
 
 def _written(directory: str) -> Config | None:
-    """Returns the configuration that `record_config` wrote into a run directory; None if none can be read.
+    """Returns the configuration that `write_config` wrote into a run directory; None if none can be read.
 
     Raises OSError if the path is no regular file, such as a FIFO, which would block when it is opened.
     """
@@ -213,19 +195,14 @@ def machine_of(start: Mapping[str, Any]) -> str:
     return f"{start.get('cores')} cores of {start.get('processor')}{accelerator}"
 
 
-def read_changes(run_directory: str | os.PathLike[str]) -> list[str]:
-    """Returns the settings that changed during the run, oldest first."""
-    return changes_of(read_records(Path(run_directory, CHANGES_NAME)))
-
-
-def changes_of(records: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Returns the settings that the lines of `changes.jsonl` name."""
-    settings = [record.get("settings") for record in records]
-    return [short_repr(change) for changes in settings if isinstance(changes, list) for change in changes]
+def changes_of(starts: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Returns the settings that changed from one start of a run to another, oldest first, each once."""
+    changes = [start.get("changed_settings") for start in starts]
+    return list(dict.fromkeys(short_repr(change) for each in changes if isinstance(each, list) for change in each))
 
 
 def read_records(path: Path) -> list[dict[str, Any]]:
-    """Returns the complete lines of `starts.jsonl` or `changes.jsonl`; none if there is no file."""
+    """Returns the complete lines of a file such as `starts.jsonl`; none if there is no file."""
     try:
         return [record for record in json_lines(read_regular(path)) if is_record(record)]
     except OSError:
@@ -233,7 +210,7 @@ def read_records(path: Path) -> list[dict[str, Any]]:
 
 
 def is_record(record: object) -> bool:
-    """Returns whether this is a line of `starts.jsonl` or `changes.jsonl`: it has a time that is a date."""
+    """Returns whether this is a line of such a file: it has a time that is a date."""
     return isinstance(record, dict) and is_number(record.get("time")) and 0 <= record["time"] < LATEST_SECONDS
 
 

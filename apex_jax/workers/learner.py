@@ -9,7 +9,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 import jax
@@ -30,7 +29,7 @@ from apex_jax.operations.stopping import STOPPING, acknowledge
 from apex_jax.process import ROLE_NUMBERS, SUPERVISED, StopSignal, digest_of_peer_id, new_peer_id, process_rng
 from apex_jax.run.checkpoint import Checkpointer, Progress
 from apex_jax.run.environment_spec import record_environment_spec
-from apex_jax.run.provenance import check_resumable, record_acceptance, record_config, record_start
+from apex_jax.run.provenance import check_resumable, record_accelerator, record_start, write_config
 from apex_jax.transport.params_codec import architecture_of
 from apex_jax.types import SegmentSpec
 from apex_jax.workers.learner_links import CALLS_IN_FLIGHT, join_replay, serve_weights
@@ -67,9 +66,10 @@ class Learner:
     segments: int = 0  # received by this process
     metrics: LearnerMetrics = field(default_factory=LearnerMetrics)
     in_flight: deque[tuple[Received, UpdateOutput]] = field(default_factory=deque)  # the device may run these calls
-    unwritten: deque[Callable[[], None]] = field(default_factory=deque)  # each writes a record of the run
     is_finished: bool = False  # the run is over, and its last checkpoint is saved
-    record_failure: str = ""  # why the first of these could not be written; empty if it was not tried
+    is_start_due: bool = False  # this start is not yet in starts.jsonl
+    are_settings_due: bool = False  # its settings are not yet in config.yaml
+    record_failure: str = ""  # why these could not be written
     next_publish: float = 0.0
     next_metrics: float = 0.0
 
@@ -128,10 +128,8 @@ class Learner:
         self._check_finite("loss", np.stack(list(output.metrics.values())))  # all metrics, not only the loss
         if self.saver.on_update(now := time.monotonic()):
             self.counters.on_first_update(now)
-            config, spec = self.role.config, environment_spec_of(self.role.config, self.spec)
-            # Not earlier: the settings of a run are those of its updates.
-            self.unwritten += [partial(record_config, config), partial(record_environment_spec, config.directory, spec)]
-            self._write_records()
+            self.are_settings_due = True  # not earlier: the settings of a run are those of its updates
+            self._record()
         self.replay.update_priorities(item, output.priorities)
         self.replay.consumed(item)  # right after the priorities, so that both messages wake the server once
         assert isinstance(item.content, Batches)
@@ -146,7 +144,7 @@ class Learner:
             self.next_publish = now + config.learner.publish_interval_seconds
         if now >= self.next_metrics:
             self.write_metrics()
-            self._write_records()
+            self._record()
             self.next_metrics = now + config.metrics_interval_seconds
         if self.saver.is_due(now):
             self.save()
@@ -175,19 +173,22 @@ class Learner:
 
     def accept(self) -> None:
         """Records the start: from now on, this learner may write to the run."""
-        self.is_accepted = True
-        config, is_new = self.role.config, not self.saver.checkpointer.saved_updates
-        if SUPERVISED not in os.environ:
-            self.unwritten.append(partial(record_start, config))
-        self.unwritten.append(partial(record_acceptance, config, is_new, accelerator_name()))
-        self._write_records()
+        self.is_accepted = self.is_start_due = True
+        self.are_settings_due |= not self.saver.checkpointer.saved_updates
+        self._record()
 
-    def _write_records(self) -> None:
-        """Writes the records of the run. If the disk takes none, learning goes on, and the next call tries again."""
+    def _record(self) -> None:
+        """Records the start and the settings of the run. If the disk takes none, the next metrics try again."""
+        config = self.role.config
         try:
-            while self.unwritten:
-                self.unwritten[0]()
-                self.unwritten.popleft()
+            if self.is_start_due:
+                record = record_accelerator if SUPERVISED in os.environ else record_start
+                record(config, accelerator=accelerator_name())
+                self.is_start_due = False
+            if self.are_settings_due:
+                write_config(config, config.directory)
+                record_environment_spec(config.directory, environment_spec_of(config, self.spec))
+                self.are_settings_due = False
         except OSError as error:
             if not self.record_failure:
                 _log.error("cannot record the run (logged once, retried): %s; training goes on, make room", error)

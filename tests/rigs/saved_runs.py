@@ -13,7 +13,7 @@ from apex_jax.environments.environment import environment_spec_of, segment_spec
 from apex_jax.run.best import BestEvaluation, keep_if_best
 from apex_jax.run.checkpoint import Checkpointer, Progress
 from apex_jax.run.environment_spec import record_environment_spec
-from apex_jax.run.provenance import record_config, record_start
+from apex_jax.run.provenance import record_start, write_config
 from apex_jax.transport.params_codec import architecture_of, encode_weights
 from tests.rigs.runs import ROOT
 
@@ -39,7 +39,7 @@ def save_run(task: str, directory: Path, updates: tuple[int, ...] = (1, 2), *set
     algorithm = make_algorithm(config, spec)
     directory.mkdir(parents=True, exist_ok=True)
     record_start(config)
-    record_config(config)
+    write_config(config, config.directory)
     record_environment_spec(directory, environment_spec_of(config, spec))
     checkpointer = Checkpointer(str(directory))
     for count in updates:

@@ -17,7 +17,7 @@ from apex_jax.config.load import load_with, parse_settings
 from apex_jax.host.errors import RunError, UsageError
 from apex_jax.host.program import CONFIGS
 from apex_jax.process import StopSignal
-from apex_jax.run.provenance import record_config
+from apex_jax.run.provenance import write_config
 from apex_jax.workers import local, one_process
 from tests.rigs.learner_runs import config_of, error_of, files, save_checkpoint
 from tests.rigs.processes import Programs, catch, free_tcp_addresses
@@ -30,7 +30,7 @@ def run(tmp_path: Path) -> Path:
     """The directory of a run with a checkpoint."""
     directory = tmp_path / "run"
     save_checkpoint(directory)
-    record_config(config_of(directory))
+    write_config(config_of(directory), directory)
     (directory / "run_identity").write_text(MINE)
     (directory / "evaluations.jsonl").write_text("{}\n")
     return directory
@@ -40,7 +40,7 @@ def test_a_replay_of_another_game_alone_is_refused_before_anything_starts(progra
     directory = tmp_path / "run"
     (directory / "replay").mkdir(parents=True)
     (directory / "replay" / f"segments-{1:020}.log").write_bytes(b"left by a run killed before its checkpoint")
-    record_config(config_of(directory))
+    write_config(config_of(directory), directory)
     before, other = files(directory), ("algorithm.n_step=2", "network.hidden_units=32")
     error = error_of(programs.start(*catch(directory, *other)), 2)
     assert "algorithm.n_step: was 3, now 2" in error

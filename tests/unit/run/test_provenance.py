@@ -38,10 +38,10 @@ def test_the_newest_start_records_the_accelerator_once_the_learner_is_accepted(
 ) -> None:
     config = Config(run_directory=str(tmp_path))
     provenance.record_start(config)
-    provenance.record_acceptance(config, is_new=False, accelerator="another")
+    provenance.record_accelerator(config, accelerator="another")
     provenance.record_start(config)  # by the local supervisor
     for _ in range(2):  # a restarted learner repeats it
-        provenance.record_acceptance(config, is_new=False, accelerator=accelerator)
+        provenance.record_accelerator(config, accelerator=accelerator)
     first, second = provenance.read_starts(tmp_path)
     assert (first["accelerator"], second["accelerator"]) == ("another", accelerator)
     ending = f"{second['processor']}, {accelerator}" if accelerator else second["processor"]
@@ -110,28 +110,29 @@ def test_line_that_is_no_start_is_left_out(line: str, tmp_path: Path) -> None:
 def test_config_of_a_run_is_written_completely_and_without_addresses(tmp_path: Path) -> None:
     config = load(None, [f"run_directory={tmp_path}", "seed=7", "addresses.weights=ipc:///run/somewhere"])
     for _ in range(2):
-        provenance.record_config(config)
+        provenance.write_config(config, config.directory)
     assert load(tmp_path / "config.yaml") == config.replace(addresses=AddressConfig())
     assert [path.name for path in tmp_path.iterdir()] == ["config.yaml"]
 
 
-def test_changed_settings_are_logged_at_the_start_and_printed_by_plot(
+def test_changed_settings_are_logged_and_recorded_at_the_start_and_printed_by_plot(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config = Config(run_directory=str(make_run(tmp_path / "run", [1.0, 2.0])))
     longer = config.replace(total_minutes=9.0, seed=1)
     for same in (config, longer):
         provenance.record_start(same)
-        provenance.record_config(same)
+        provenance.write_config(same, same.directory)
     assert caplog.text == ""
     changed = config.replace(learner=dataclasses.replace(config.learner, batch_size=64))
-    provenance.record_start(changed)
+    for _ in range(2):  # the second before an update was made
+        provenance.record_start(changed)
     change = f"learner.batch_size=64 (was {config.learner.batch_size})"
     assert f"{tmp_path}/run resumes with changed settings, {change}: to start afresh" in caplog.text
-    assert read_run(tmp_path / "run").changed_settings == [], "it may yet be refused by its checkpoint"
-    (tmp_path / "run" / "changes.jsonl").write_text('{"time": 1.5, "settings": 5}\n{"ti')  # not ours; torn by a kill
-    provenance.record_config(changed)
-    provenance.record_config(changed)
+    with open(tmp_path / "run" / "starts.jsonl", "a") as file:
+        file.write('{"time": 1.5, "changed_settings": 5}\n{"ti')  # not ours; torn by a kill
+    provenance.write_config(changed, changed.directory)
+    provenance.record_start(changed)
     assert read_run(tmp_path / "run").changed_settings == [change]
     assert run([str(tmp_path / "run"), "--output", str(tmp_path / "curves.png")]) == 0
     assert f"{tmp_path}/run went on with changed settings: {change}\n" in capsys.readouterr().out

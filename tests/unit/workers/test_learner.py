@@ -18,7 +18,7 @@ import zmq
 from apex_jax.agent.algorithm import UpdateOutput
 from apex_jax.agent.dqn import make_dqn
 from apex_jax.agent.registry import ALGORITHMS, Entry
-from apex_jax.config import Config
+from apex_jax.config import AddressConfig, Config
 from apex_jax.config.load import load_run
 from apex_jax.environments.environment import segment_spec
 from apex_jax.host.errors import FatalError, RunError
@@ -27,7 +27,7 @@ from apex_jax.process import StopSignal
 from apex_jax.run import metrics
 from apex_jax.run.checkpoint import Checkpointer, CheckpointError
 from apex_jax.run.metrics import TAGS
-from apex_jax.run.provenance import read_changes
+from apex_jax.run.provenance import changes_of, read_starts
 from apex_jax.segment_codec import encode_segment
 from apex_jax.transport.messages import IndexBatches, LearnerHello, LearnerWelcome
 from apex_jax.transport.params_codec import architecture_of
@@ -105,10 +105,10 @@ def test_settings_are_recorded_at_the_first_start_and_later_once_an_update_was_m
     monkeypatch.setattr(Learner, "learn", lambda learner: "0 updates")
     for seed in (3, 1):
         module.run(config.replace(seed=seed), "learner", StopSignal())
-        assert recorded(config) == (seed, []), "no update was made with other settings"
+        assert load_run(config.directory).seed == seed
     save_checkpoint(Path(config.directory), updates=8)
     module.run(config.replace(seed=2), "learner", StopSignal())
-    assert recorded(config) == (1, [])
+    assert load_run(config.directory).seed == 1, "no update was made with other settings"
 
     def learn(learner: Learner) -> str:
         for _ in range(2):
@@ -123,12 +123,28 @@ def test_settings_are_recorded_at_the_first_start_and_later_once_an_update_was_m
     monkeypatch.setattr(SamplingClient, "update_priorities", mock.Mock())
     monkeypatch.setattr(SamplingClient, "consumed", mock.Mock())
     module.run(config.replace(seed=2), "learner", StopSignal())
-    assert recorded(config) == (2, ["seed=2 (was 1)"])
+    assert load_run(config.directory).seed == 2
+    assert changes_of(read_starts(config.directory)) == ["seed=1 (was 3)", "seed=2 (was 1)"]
 
 
-def recorded(config: Config) -> tuple[int, list[str]]:
-    """Returns the recorded seed, and the recorded changes of settings."""
-    return load_run(config.directory).seed, read_changes(config.directory)
+def test_a_disk_that_takes_no_record_does_not_end_learning_and_is_tried_again(
+    config: Config, context: zmq.Context, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    with open_learner(RoleContext(config, context, "learner"), segment_spec(config)) as learner:
+        with monkeypatch.context() as patched:
+            patched.setattr(module, "write_config", mock.Mock(side_effect=full))
+            learner.accept()
+            learner.next_metrics = 0.0
+            learner.step()
+        assert caplog.text.count("cannot record the run") == 1
+        assert "No space left" in str(learner.describe()["errors"])
+        learner.next_metrics = 0.0
+        learner.step()
+        assert learner.describe()["errors"] == []
+    assert load_run(config.directory) == config.replace(addresses=AddressConfig())
+    assert len(read_starts(config.directory)) == 1
+    assert Path(config.directory, "interface.json").exists()
 
 
 def test_segment_whose_returns_the_rewards_do_not_allow_is_not_learned_from(

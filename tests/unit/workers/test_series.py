@@ -11,7 +11,7 @@ from apex_jax.config import Config
 from apex_jax.config.load import load
 from apex_jax.host.errors import RunError, UsageError
 from apex_jax.process import StopSignal
-from apex_jax.run.provenance import record_config
+from apex_jax.run.provenance import write_config
 from apex_jax.workers import local, series
 from tests.rigs.processes import ROOT
 from tests.rigs.runs import make_run
@@ -80,7 +80,7 @@ def test_ctrl_c_and_an_error_end_the_whole_series(trainer: Trainer) -> None:
 def test_a_directory_that_cannot_be_resumed_is_refused_before_the_first_seed_trains(trainer: Trainer) -> None:
     record = load(ROOT / "configs" / "catch.yaml", ["seed=3", "network.hidden_units=8"])
     Path(record.directory, "checkpoints", "7").mkdir(parents=True)
-    record_config(record)
+    write_config(record, record.directory)
     with pytest.raises(UsageError, match=r"runs/Catch-v0-3 .*network\.hidden_units: was 8, now 64"):
         train(trainer, 1, 2, 3)
     assert trainer.trained == []
