@@ -1,5 +1,5 @@
 """The program: trains, or runs one role of a fleet; or one of the commands plot, status, keys, storage, tasks, check,
-export."""
+export, film."""
 
 import errno
 import importlib
@@ -17,6 +17,7 @@ COMMANDS = {  # they train nothing, and each has a command line of its own
     "tasks": "apex_jax.operations.tasks_command",
     "check": "apex_jax.operations.check_command",
     "export": "apex_jax.export.export_command",
+    "film": "apex_jax.workers.film_command",
 }
 OF_THE_DISK = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EISDIR}
 MODULES = {"replay": "replay_server"}  # in apex_jax.workers; the other roles are named like their modules
@@ -43,10 +44,7 @@ def main() -> int:
             from apex_jax.run.loggers import check_loggers
 
             check_loggers(command.config)
-        from apex_jax import (
-            device,
-            process,  # imported after the command was checked
-        )
+        from apex_jax import device, process  # imported after the command was checked
 
         process.start_log(command.name)
         stop = process.StopSignal()
@@ -75,10 +73,7 @@ def main() -> int:
             problem = f"cannot load {error.path or error.name} ({first_line(error)})"
         print(f"error: {sys.executable} {problem}: {advice}", file=sys.stderr)
         return 1
-    except UsageError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
-    except RunError as error:
+    except (UsageError, RunError) as error:
         print(f"{error.prefix}{error}", file=sys.stderr)
         return error.exit_code
     except OSError as error:  # such as a full disk or missing permissions

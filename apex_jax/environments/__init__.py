@@ -1,4 +1,4 @@
-"""Environments, their observations and scores, and the simulators that render them.
+"""Environments, their observations and scores.
 
 environment                  the environments of a run, with the beginning and end of every episode marked
 task                         the observations and actions of a task
@@ -13,6 +13,4 @@ jax_pool                     many environments written in JAX at once, for the e
 observations                 observations of several parts -> vectors
 images                       observations of Gymnasium -> pixels, by their layout
 atari_scores                 random, human and Ape-X scores of 57 games
-reference_simulator          an episode of a continuous task in its original simulator, with its frames
-reference_simulator_process  the process of that simulator
 """

@@ -208,7 +208,7 @@ class VectorEnvironment:
 
 
 def has_reference_simulator(config: Config) -> bool:
-    """Returns whether the task is one of DM control or Gym MuJoCo, whose episodes `ReferenceSimulator` can show."""
+    """Returns whether the task is one of DM control or Gym MuJoCo, whose own simulator can show an episode."""
     environment = config.environment
     return not environment.has_spaces and family_of(environment.task) in ("mujoco.dmc", "mujoco.gym")
 

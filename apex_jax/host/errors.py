@@ -20,13 +20,14 @@ class UsageError(_Printable, ValueError):
     """A mistake of the user; the message has the value, the range and the fix."""
 
     exit_code = 2
+    prefix = "error: "  # of the line that the user sees
 
 
 class RunError(_Printable, RuntimeError):
     """An error that ends the run; the message has the cause, the place and the fix."""
 
     exit_code = 1
-    prefix = "error: "  # of the line that the user sees
+    prefix = "error: "
 
 
 class FatalError(RunError):

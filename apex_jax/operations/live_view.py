@@ -105,11 +105,10 @@ def introduction(config: Config) -> str:
     )
 
 
-def final_summary(progress: RunProgress, config: Config, can_render: bool, video_needs: str = "") -> str:
+def final_summary(progress: RunProgress, config: Config, can_render: bool) -> str:
     """Returns lines with the results of the run, the files that exist, and the commands to look at them.
 
-    `can_render`: whether a game of this task can be recorded; `video_needs`: software that a video needs, empty =
-    none; printed if there is no video.
+    `can_render`: whether the evaluator can record a game of this task.
     """
 
     run_directory = config.directory
@@ -128,15 +127,11 @@ def final_summary(progress: RunProgress, config: Config, can_render: bool, video
     if reached:
         lines.append(f"Ended:       {reached} is reached")
     lines += [f"Warning:     {warning}" for warning in progress.warnings]
-    if progress.video_return is not None:
-        lines.append(
-            f"Video:       {_number(progress.video_return)}, in the task's own simulator, which no training has seen"
-        )
-    elif video_needs and not present("video.mp4", "video.gif"):
-        lines.append(f"Video:       none; it needs {video_needs}")
+    if progress.film:
+        lines.append(f"Video:       {progress.film}")
     is_filmed = bool(config.evaluator.video or present("video.mp4", "video.gif"))
     is_not_filmed = can_render and bool(reached) and not is_filmed
-    if is_not_filmed and not video_needs:
+    if is_not_filmed:
         lines.append("Video:       none; the log says why")
     pictures = present("report.html", "curves.png", "video.mp4", "video.gif")
     lines += [f"Look at:     {shlex.quote(os.path.join(run_directory, name))}" for name in pictures]
@@ -159,6 +154,8 @@ def final_summary(progress: RunProgress, config: Config, can_render: bool, video
     if can_render and not is_not_filmed:
         video = shlex.quote(os.path.join(run_directory, "game"))
         lines.append(f"Record:      {play} episodes=1 video={video}")
+    elif progress.film is not None:
+        lines.append(f"Record:      {program} {playing_arguments(run_directory, config, 'film ')}")
     return "\n".join(lines)
 
 

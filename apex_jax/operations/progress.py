@@ -44,7 +44,7 @@ class RunProgress:
     warnings: tuple[str, ...] = ()  # problems, with the key to change
     reached_limits: tuple[str, ...] = ()  # of the run, as KEY=VALUE
     share: float | None = None  # fraction of the run that is done, 0 to 1, by its nearest limit; None without limits
-    video_return: float | None = None  # of this start's episode in the task's own simulator, if any
+    film: str | None = None  # about that in the task's own simulator, at the end of a run; None if it has none
 
 
 @dataclass
@@ -110,7 +110,6 @@ class ProgressReader:
             warnings=self._warnings(frames, ends=bool(reached)),
             reached_limits=reached,
             share=share,
-            video_return=self._values.get("eval/film_return"),
         )
 
     def _read_history(self) -> None:

@@ -178,10 +178,12 @@ def chosen_settings(config: Config) -> list[tuple[str, str, str]]:
     ]
 
 
-def playing_arguments(run: str | os.PathLike[str], config: Config) -> str:
+def playing_arguments(
+    run: str | os.PathLike[str], config: Config, command: str = "--role evaluator checkpoint="
+) -> str:
     """Returns the arguments that evaluate a run, for a shell; with the settings that name code, which must be given."""
     code = "".join(f" {name}={shlex.quote(value)}" for name, value in code_settings(config).items())
-    return f"--role evaluator checkpoint={shlex.quote(os.fspath(run))}{code}"
+    return f"{command}{shlex.quote(os.fspath(run))}{code}"
 
 
 def read_starts(run_directory: str | os.PathLike[str]) -> list[dict[str, Any]]:

@@ -12,6 +12,7 @@ evaluator        evaluates the newest params
 checkpoint_evaluation  evaluates the params of a checkpoint
 evaluation       plays the games, and stores their returns
 recording        films a game, and draws the run's curves
+film_command     films an episode in the task's own simulator
 role             parts common to these processes: status page, metrics, sockets, copy of the run
 local            all roles on this machine, supervised
 role_process     the process of one role

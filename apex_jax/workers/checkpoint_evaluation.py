@@ -37,7 +37,7 @@ def evaluate_checkpoint(config: Config, spec: SegmentSpec, stop: StopSignal) -> 
         if Path(run_directory, CONFIG_NAME).is_file():  # an exported policy stays as it was published
             evaluation.store(run_directory, algorithm.evaluation_exploration)
         if video:
-            complete_film(film, config, algorithm, weights.params, float(returns[0]), stop)
+            complete_film(film, config, float(returns[0]))
 
 
 def saved_weights(config: Config, run_directory: str, algorithm: Algorithm, updates: int | None = None) -> Weights:

@@ -17,7 +17,7 @@ from apex_jax.agent.algorithm import Algorithm, Params
 from apex_jax.agent.registry import make_algorithm, resolved
 from apex_jax.config import Config
 from apex_jax.config.trust import code_settings
-from apex_jax.environments.environment import can_render, environment_spec_of, has_reference_simulator
+from apex_jax.environments.environment import can_render, environment_spec_of
 from apex_jax.host.disk import run_of_checkpoint
 from apex_jax.host.errors import RunError
 from apex_jax.links.weights_client import Weights, WeightsClient
@@ -83,7 +83,7 @@ def follow(role: RoleContext, spec: SegmentSpec) -> None:
                 evaluations += 1
                 if weights.final:
                     phase = "completing the film"
-                    finish_film(role, film, algorithm, weights.params, evaluation)
+                    finish_film(film, config, evaluation)
         if not stop.is_set() and not is_supervised:  # a supervisor does this after its evaluator has ended
             draw_curves(Path(config.directory), config.environment.task)
             write_report(config)
@@ -117,15 +117,12 @@ def record(
     keep_if_best(config, environment_spec_of(config, spec), best, encode_weights(params))
 
 
-def finish_film(role: RoleContext, film: Film, algorithm: Algorithm, params: Params, evaluation: Evaluation) -> None:
+def finish_film(film: Film, config: Config, evaluation: Evaluation) -> None:
     """Completes the film of a run's last evaluation; logs the reason if there is no film."""
     try:
-        film_return = complete_film(film, role.config, algorithm, params, float(evaluation.returns[0]), role.stop)
+        complete_film(film, config, float(evaluation.returns[0]))
     except RunError as error:  # the evaluation is valid nevertheless
         _log.info("no video: %s", error)
-        return
-    if has_reference_simulator(role.config):
-        role.write_metrics(evaluation.environment_steps, {"eval/film_return": film_return})
 
 
 def next_weights(client: WeightsClient, last: Weights | None, pause_seconds: float, stop: StopSignal) -> Weights | None:

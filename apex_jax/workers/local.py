@@ -18,7 +18,7 @@ from typing import Any
 from apex_jax.config import AddressConfig, Config
 from apex_jax.config.load import to_yaml, yaml_text
 from apex_jax.device import actor_processes, has_gpu
-from apex_jax.environments.environment import can_render, has_reference_simulator, log_reading, try_out
+from apex_jax.environments.environment import can_render, log_reading, try_out
 from apex_jax.host.disk import lock_file, write_durably
 from apex_jax.host.errors import FatalError, RunError, UsageError, printable
 from apex_jax.host.machine import usable_cores
@@ -37,7 +37,7 @@ from apex_jax.replay.replay import make_limiter
 from apex_jax.run.checkpoint_files import checkpoint_steps
 from apex_jax.run.provenance import changed_settings, check_resumable, playing_arguments, record_start
 from apex_jax.transport.sockets import LocalLinks
-from apex_jax.workers.recording import FILM_EXTRA, check_video, draw_curves
+from apex_jax.workers.recording import check_video, draw_curves, film_in_simulator
 from apex_jax.workers.role import checked_spec
 from apex_jax.workers.role_process import RoleProcess
 
@@ -103,11 +103,10 @@ class LocalRun:
             self._end_processes()  # within SAME_REQUEST_SECONDS of a signal that the roles received, too
             self._watch.close()
         draw_curves(self._directory, self._config.environment.task)
-        is_simulated = has_reference_simulator(self._config)
-        can_film, needs = can_render(self._config) or is_simulated, FILM_EXTRA if is_simulated else ""
-        progress = reader.read()
+        film = film_in_simulator(self._config, self._stop)
+        progress = replace(reader.read(), film=film)
         self._page.finish(progress)
-        print(final_summary(progress, self._config, can_film, needs), flush=True)
+        print(final_summary(progress, self._config, can_render(self._config)), flush=True)
         for role in self._roles:
             if role.role in ("learner", "replay") and (error := role.error_line()):
                 # The updates or transitions that it failed to save are lost.

@@ -19,7 +19,7 @@ from typing import Any, cast
 import jax
 
 from apex_jax.config import Config
-from apex_jax.environments.environment import can_render, has_reference_simulator
+from apex_jax.environments.environment import can_render
 from apex_jax.links.in_process import InProcessExperience, InProcessReplay, InProcessWeights
 from apex_jax.operations.live_view import LiveView, final_summary
 from apex_jax.operations.progress import ProgressReader, RunProgress
@@ -33,7 +33,7 @@ from apex_jax.workers.evaluation import Evaluator
 from apex_jax.workers.evaluator import finish_film, record
 from apex_jax.workers.learner import Learner, learn_and_end, open_learner
 from apex_jax.workers.local import check_local, open_run
-from apex_jax.workers.recording import FILM_EXTRA, Film, draw_curves, frames_per_second
+from apex_jax.workers.recording import Film, draw_curves, film_in_simulator, frames_per_second
 from apex_jax.workers.replay_server import ReplayMetrics
 from apex_jax.workers.role import RoleContext, checked_spec, open_role
 
@@ -115,7 +115,7 @@ class OneProcess:
         games = time.time(), weights.updates, algorithm.evaluation_exploration, returns, evaluation.info
         self.is_ended |= bool(self.on_evaluation(PlayedGames(*games)))
         if film is not None:
-            finish_film(self.evaluator_role, film, algorithm, weights.params, evaluation)
+            finish_film(film, self.role.config, evaluation)
 
     def evaluate_at_the_end(self) -> None:
         """Evaluates the last parameters of the run, and films their first game."""
@@ -231,7 +231,8 @@ def train(
                 one.evaluate_at_the_end()
             look()
         draw_curves(Path(config.directory), config.environment.task)
-        progress = reader.read()
+        film = None if one.is_ended else film_in_simulator(config, stop)
+        progress = replace(reader.read(), film=film)
         page.finish(progress)
         return progress
 
@@ -246,7 +247,5 @@ def run(config: Config, name: str, stop: StopSignal) -> int:
 
         progress = train(config, stop, lambda progress: views[0].update(progress), on_page=begin)
     if progress is not None:
-        is_simulated = has_reference_simulator(config)
-        needs = FILM_EXTRA if is_simulated else ""
-        print(final_summary(progress, config, can_render(config) or is_simulated, needs), flush=True)
+        print(final_summary(progress, config, can_render(config)), flush=True)
     return stop.exit_code

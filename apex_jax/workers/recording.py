@@ -4,30 +4,33 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import importlib.util
 import logging
+import shlex
+import subprocess
+import time
 from collections.abc import Callable
 from fractions import Fraction
 from pathlib import Path
 
 import av
-import jax
 import numpy as np
 
-from apex_jax.agent.algorithm import Algorithm, Params
 from apex_jax.config import Config
 from apex_jax.environments.environment import can_render, describe, has_reference_simulator
-from apex_jax.environments.reference_simulator import ReferenceSimulator
-from apex_jax.host.errors import RunError, UsageError, short_repr
+from apex_jax.host.errors import RunError, UsageError, printable, short_repr
+from apex_jax.host.program import NAME, command
 from apex_jax.plotting.video import video_paths, video_writer
 from apex_jax.process import StopSignal
 from apex_jax.run.evaluations import return_text
+from apex_jax.run.provenance import playing_arguments
+from apex_jax.workers.film_command import FILM_EXTRA
 
 _log = logging.getLogger(__name__)
 
 EMULATOR_FRAMES_PER_SECOND = 60
 CLASSIC_FRAMES_PER_SECOND = 30  # of Gymnasium's classic control tasks, at which they are commonly shown
-MOST_SIMULATED_STEPS = 1000  # as in DM control's and Gym's tasks, except LQR, which has no limit
-FILM_EXTRA = "pip install 'apex-jax[film]' (in a checkout: -r requirements-film.txt), apt install libegl1 libgl1"
+FILM_SECONDS = 300.0  # for an episode in the task's own simulator
 VIDEO_ERRORS = (OSError, UsageError, av.FFmpegError)
 
 
@@ -37,13 +40,15 @@ def check_video(config: Config) -> None:
     if not video:
         return
     video_paths(video)
-    if not (can_render(config) or has_reference_simulator(config)):
+    if not can_render(config):
         raise UsageError(f"evaluator.video={short_repr(video)}: {no_screen(config)}; leave it out")
 
 
 def no_screen(config: Config) -> str:
     """Returns why no game of the task can be filmed."""
     task = config.environment.task
+    if has_reference_simulator(config):
+        return f"EnvPool shows no screen of {task}, but `{NAME} film RUN` plays it in its own simulator"
     why = ': its metadata["render_modes"] does not name rgb_array' if config.environment.is_gymnasium else ""
     return f"{task} has no screen{why}"
 
@@ -76,10 +81,10 @@ class Film:
 
     def __init__(self, path: str, frames_per_second: Fraction):
         """`path`: see `video_writer`; the files are created when the first screen is added."""
-        self.frames_per_second = frames_per_second
         self.path = path
         self.paths: list[Path] = []  # of the finished film
         self.error: Exception | None = None
+        self._frames_per_second = frames_per_second
         self._writer = contextlib.ExitStack()
         self._encode: Callable[[np.ndarray], None] | None = None
 
@@ -97,7 +102,7 @@ class Film:
             return
         try:
             if self._encode is None:
-                self._encode = self._writer.enter_context(video_writer(self.path, self.frames_per_second))
+                self._encode = self._writer.enter_context(video_writer(self.path, self._frames_per_second))
             self._encode(screen)
         except VIDEO_ERRORS as error:
             self.error = error
@@ -117,17 +122,8 @@ class _UnfinishedError(Exception):
     pass
 
 
-def complete_film(
-    film: Film, config: Config, algorithm: Algorithm, params: Params, game_return: float, stop: StopSignal
-) -> float:
-    """Completes the film of an evaluation's first game, whose return is given; returns the return of the filmed game.
-
-    For a task with a reference simulator, first plays an episode there and films it, because EnvPool shows no screen.
-    Raises RunError if there is no film.
-    """
-    what = "the first of these games"
-    if has_reference_simulator(config):
-        what, game_return = "an episode in the task's own simulator", _play(film, config, algorithm, params, stop)
+def complete_film(film: Film, config: Config, game_return: float) -> None:
+    """Completes the film of an evaluation's first game, whose return is given. Raises RunError if there is no film."""
     film.finish()
     if film.error is not None:
         raise RunError(f"{short_repr(film.path)} is not written: {film.error}")
@@ -135,26 +131,29 @@ def complete_film(
         failed = f"{config.environment.task}: its render returned no uint8[height, width, 3]"
         raise RunError(failed if can_render(config) else no_screen(config))
     files = " and ".join(map(str, film.paths))
-    _log.info("recorded %s, with a return of %s: %s", what, return_text(game_return), files)
-    return game_return
+    _log.info("recorded the first of these games, with a return of %s: %s", return_text(game_return), files)
 
 
-def _play(film: Film, config: Config, algorithm: Algorithm, params: Params, stop: StopSignal) -> float:
-    """Films an episode in the task's own simulator, in which the policy acts as in evaluations; returns its return.
+def film_in_simulator(config: Config, stop: StopSignal) -> str | None:
+    """Films the run's newest checkpoint by the command film, at the end of the run; returns one line about that.
 
-    Raises RunError if the episode cannot be played or shown, or is stopped.
+    Empty if the process is stopped; None if the task has no simulator of its own.
     """
-    exploration = np.full(1, algorithm.evaluation_exploration, np.float32)
-    key, steps, ended, episode_return = jax.random.key(config.seed), 0, False, 0.0
-    with ReferenceSimulator(config.environment.task, config.seed) as played:
-        film.frames_per_second = played.frames_per_second
-        film.add(played.frame)
-        while not ended and steps < MOST_SIMULATED_STEPS:
+    if not has_reference_simulator(config):
+        return None
+    if importlib.util.find_spec("mujoco") is None:
+        return f"none; it needs {FILM_EXTRA}"
+    log, until = Path(config.directory, "logs", "film.log"), time.monotonic() + FILM_SECONDS
+    log.parent.mkdir(exist_ok=True)
+    arguments = shlex.split(playing_arguments(config.directory, config, "film "))
+    with open(log, "wb") as file:
+        process = subprocess.Popen([*command(), *arguments], stdin=subprocess.DEVNULL, stdout=file, stderr=file)
+        while process.poll() is None and time.monotonic() < until and not stop.wait(0.1):
             stop.beat()
-            if stop.is_set():
-                raise RunError("stopped before the episode ended")
-            output = algorithm.act(params, played.observation[None, None], exploration, key, steps)
-            _, reward, ended = played.step(np.asarray(output.action)[0])
-            film.add(played.frame)
-            episode_return, steps = episode_return + reward, steps + 1
-    return episode_return
+        process.kill()
+        code = process.wait()
+    if stop.is_set():
+        return ""
+    lines = [line for line in log.read_text(errors="replace").splitlines() if line.startswith(("return ", "error: "))]
+    text = lines[-1] if lines else f"the command film ended with exit code {code}, see {log}"
+    return printable(text if code == 0 else f"none; {text.removeprefix('error: ')}")

@@ -12,12 +12,18 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import envpool
+import jax
 import numpy as np
 import pytest
 
-from apex_jax.environments.reference_simulator import ReferenceSimulator
-from apex_jax.environments.reference_simulator_process import DMControl, envpool_name, explained, scaled
-from tests.unit.environments.test_reference_simulator_process import TASKS
+from apex_jax.agent.registry import make_algorithm
+from apex_jax.config import Config
+from apex_jax.config.load import load
+from apex_jax.environments.environment import environment_spec_of, segment_spec
+from apex_jax.host.program import CONFIGS
+from apex_jax.policy import Policy
+from apex_jax.workers.film_command import dm_control_of, envpool_name, simulator_of
+from tests.unit.workers.test_film_command import TASKS
 
 pytestmark = [
     pytest.mark.slow,
@@ -34,7 +40,7 @@ def packages() -> Iterator[None]:
             for package in ("dm_control.suite", "imageio", "pygame"):
                 importlib.import_module(package)
         except (ImportError, AttributeError) as error:  # PyOpenGL raises AttributeError without EGL
-            pytest.skip(explained(error))
+            pytest.skip(f"{error}: see requirements-film.txt")
         yield
 
 
@@ -42,10 +48,18 @@ def pool_of(task: str, seed: int) -> Any:
     return envpool.make(task, env_type="gymnasium", num_envs=1, seed=seed)
 
 
-def flat(observation: dict[str, np.ndarray], names: list[str]) -> np.ndarray:
-    """Returns EnvPool's parts of these names, in its own order: float32[D]."""
-    parts = [np.ravel(part[0]) for name, part in observation.items() if name in names]
-    return np.concatenate(parts).astype(np.float32)
+def config_of(task: str) -> Config:
+    small = ("network.policy_units=[8]", "network.critic_units=[8]")
+    return load(CONFIGS / "walker.yaml", [f"environment.task={task}", *small])
+
+
+def policy_of(task: str) -> Policy:
+    """Returns an untrained agent for EnvPool's task."""
+    config = config_of(task)
+    spec = segment_spec(config)
+    algorithm = make_algorithm(config, spec)
+    params = algorithm.acting_params(algorithm.init(jax.random.key(0)))
+    return Policy(algorithm, params, environment_spec_of(config, spec))
 
 
 def cartpole(position: np.ndarray) -> list[float]:
@@ -62,22 +76,21 @@ def cartpole(position: np.ndarray) -> list[float]:
 def test_episode_is_that_of_dm_control(
     task: str, positions: Callable[[np.ndarray], Any], tolerance: float, seed: int
 ) -> None:
-    pool, own = pool_of(task, seed), DMControl(task, 0)
+    pool, own = pool_of(task, seed), dm_control_of(task, 0)
     rng = np.random.default_rng(seed)
-    names = list(own.environment.reset().observation)
+    names = list(own.reset().observation)
     received, _ = pool.reset()
-    with own.environment.physics.reset_context():
-        own.environment.physics.data.qpos[:] = positions(received["position"][0])
-        own.environment.physics.data.qvel[:] = received["velocity"][0]
+    with own.physics.reset_context():
+        own.physics.data.qpos[:] = positions(received["position"][0])
+        own.physics.data.qvel[:] = received["velocity"][0]
     for step in range(1, 1001):
-        action = rng.uniform(-1, 1, len(own.low))
+        action = rng.uniform(-1, 1, own.action_spec().shape)
         received, rewards, terminated, truncated, _ = pool.step(action[None])
-        observation, reward, ended = own.step(scaled(action, own.low, own.high))
-        exact = own.environment.task.get_observation(own.environment.physics)
+        time_step = own.step(action)
+        exact, ended = time_step.observation, time_step.last()
         for name in names:
             np.testing.assert_allclose(received[name][0], exact[name], rtol=0, atol=tolerance, err_msg=f"step {step}")
-        np.testing.assert_allclose(observation, flat(received, names), rtol=0, atol=1e-6 * (tolerance > 0))
-        assert rewards[0] == pytest.approx(reward, abs=1e-7)  # EnvPool's are float32
+        assert rewards[0] == pytest.approx(time_step.reward, abs=1e-7)  # EnvPool's are float32
         assert (bool(truncated[0]), bool(terminated[0]), ended) == (step == 1000, False, step == 1000)
 
 
@@ -88,27 +101,23 @@ def test_tasks_are_those_of_dm_control() -> None:
 @pytest.mark.parametrize("names", TASKS, ids="-".join)
 def test_observation_and_bounds_are_envpools(names: tuple[str, str]) -> None:
     task = envpool_name(*names)
-    own, pool = DMControl(task, 0), pool_of(task, 0)
-    parts = own.environment.reset().observation
-    order = [name for name in pool.reset()[0] if name in parts]
-    size = sum(np.size(parts[name]) for name in order)
-    own_order = [name for name in parts if name != "target"] + ["target"] if task == "FishSwim-v1" else list(parts)
-    assert order == own_order
-    assert own.reset().shape == (size,)
-    assert {name: np.shape(part) for name, part in parts.items()} == {
-        name: part.shape[1:] for name, part in pool.reset()[0].items() if name in parts
-    }
-    space = pool.action_space
-    np.testing.assert_allclose((own.low, own.high), (space.low, space.high))
+    own, pool, config = dm_control_of(task, 0), pool_of(task, 0), config_of(task)
+    parts, received = own.reset().observation, pool.reset()[0]
+    order = [name for name in received if name in parts]
+    seen = environment_spec_of(config, segment_spec(config)).parts or ()
+    assert [(part.name, part.shape) for part in seen] == [(name, np.shape(parts[name])) for name in order]
+    assert set(order) == set(parts)
+    assert {name: np.shape(part) for name, part in parts.items()} == {name: received[name].shape[1:] for name in order}
+    space, bounds = pool.action_space, own.action_spec()
+    np.testing.assert_allclose((bounds.minimum, bounds.maximum), (space.low, space.high))
 
 
 @pytest.mark.parametrize("task", ["WalkerWalk-v1", "HalfCheetah-v4", "Pendulum-v1"])
 def test_frame_of_the_simulator_changes_with_an_action(task: str) -> None:
-    with ReferenceSimulator(task, 1) as simulator:
-        assert simulator.frame is not None
-        before, ended = simulator.frame, False
-        while simulator.frame is None or simulator.frame is before:
-            observation, _, ended = simulator.step(np.ones(simulator.action_size))
-        assert (simulator.frame != before).any()
-        assert np.isfinite(observation).all()
+    simulator, policy = simulator_of(task, 1), policy_of(task)
+    observation, before = simulator.reset(), simulator.render()
+    for _ in range(5):
+        assert np.isfinite(policy(observation)).all()
+        observation, _, ended = simulator.step(np.array(policy.environment_spec.high))
         assert not ended
+    assert (simulator.render() != before).any()

@@ -24,7 +24,7 @@ ELSEWHERE = {  # the first words of other commands -> where they are tested
     ("python", "examples/sweep.py"): "tests/system/test_examples.py",
     ("python", "examples/play.py"): "tests/system/test_examples.py",
     ("tensorboard", "--logdir"): "tests/unit/run/test_metrics.py",
-    ("apt", "install"): "tests/unit/environments/test_reference_simulator_process.py",
+    ("apt", "install"): "tests/system/test_film_oracle.py",
 }
 LESS = (  # in place of the values of a command
     "actor.processes=1",

@@ -149,11 +149,11 @@ def test_introduction_of_a_resumed_run_says_where_it_goes_on(tmp_path: Path) -> 
 CHECKPOINT = "checkpoints/4000"
 
 
-def summary_of(run: Path, *folders: str, screen: bool = True, video_needs: str = "", **changes: object) -> str:
+def summary_of(run: Path, *folders: str, screen: bool = True, **changes: object) -> str:
     """Returns the summary of a run whose directory has these folders."""
     for name in folders:
         (run / name).mkdir(parents=True)
-    return final_summary(progress(**changes), config(run_directory=str(run)), screen, video_needs)
+    return final_summary(progress(**changes), config(run_directory=str(run)), screen)
 
 
 def test_summary_lists_results_and_commands_to_look_at_them(tmp_path: Path) -> None:
@@ -207,7 +207,10 @@ def test_summary_names_only_commands_and_files_that_work(tmp_path: Path) -> None
     assert "video=" not in blind
 
 
-def test_summary_reports_the_video_of_a_simulator_or_what_it_needs(tmp_path: Path) -> None:
-    assert "Video:       951.2, " in summary_of(tmp_path, CHECKPOINT, video_return=951.23, video_needs="pip install x")
-    assert "\nVideo:       none; it needs pip install x\n" in summary_of(tmp_path, video_needs="pip install x")
-    assert "Video: " not in summary_of(tmp_path)
+def test_summary_reports_the_film_in_a_simulator_and_how_to_repeat_it(tmp_path: Path) -> None:
+    text = summary_of(tmp_path, CHECKPOINT, screen=False, film="none; it needs pip install x")
+    assert "\nVideo:       none; it needs pip install x\n" in text
+    assert f"python main.py film {tmp_path}" in text
+    stopped = summary_of(tmp_path, screen=False, film="")
+    assert "Video: " not in stopped
+    assert "Record: " in stopped

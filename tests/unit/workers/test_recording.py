@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
+import re
+import sys
 from fractions import Fraction
 from pathlib import Path
 from types import ModuleType
@@ -13,11 +16,10 @@ import pytest
 from PIL import Image, ImageSequence
 
 from apex_jax.agent.dqn import make_dqn
-from apex_jax.agent.registry import make_algorithm
 from apex_jax.config import Config
 from apex_jax.config.load import load
 from apex_jax.environments.environment import segment_spec
-from apex_jax.host.errors import RunError, UsageError
+from apex_jax.host.errors import UsageError
 from apex_jax.host.program import CONFIGS
 from apex_jax.process import StopSignal
 from apex_jax.run.checkpoint import Checkpointer, Progress
@@ -25,7 +27,8 @@ from apex_jax.run.metrics import MetricsWriter
 from apex_jax.transport.params_codec import architecture_of
 from apex_jax.workers import evaluator, local, recording
 from apex_jax.workers.evaluation import Evaluator
-from apex_jax.workers.recording import Film, check_video, complete_film, draw_curves, frames_per_second
+from apex_jax.workers.film_command import FILM_EXTRA
+from apex_jax.workers.recording import Film, check_video, draw_curves, film_in_simulator, frames_per_second
 from tests.rigs.recordings import PONG
 
 
@@ -82,59 +85,45 @@ def test_film_of_a_checkpoint_is_in_the_run_directory_unless_its_name_has_a_fold
 
 
 @pytest.mark.parametrize("role", [evaluator, local])
-def test_video_of_a_game_without_a_screen_is_refused(tmp_path: Path, role: ModuleType) -> None:
-    config = load(CONFIGS / "catch.yaml", [f"run_directory={tmp_path / 'run'}", "evaluator.video=x.mp4"])
-    with pytest.raises(UsageError, match=r"^evaluator\.video=x\.mp4: Catch-v0 has no screen"):
+@pytest.mark.parametrize(("file", "why"), [
+    ("catch", "Catch-v0 has no screen"),
+    ("walker", "EnvPool shows no screen of WalkerWalk-v1, but `python main.py film RUN` plays it"),
+])  # fmt: skip
+def test_video_of_a_game_without_a_screen_is_refused(tmp_path: Path, role: ModuleType, file: str, why: str) -> None:
+    config = load(CONFIGS / f"{file}.yaml", [f"run_directory={tmp_path / 'run'}", "evaluator.video=x.mp4"])
+    with pytest.raises(UsageError, match=rf"^evaluator\.video=x\.mp4: {why}"):
         role.run(config, "name", StopSignal())
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize("file", ["mountain_car", "cartpole", "pong_cpu", "walker"])
-def test_video_of_a_game_that_a_run_films_or_has_a_simulator_is_accepted(file: str) -> None:
+@pytest.mark.parametrize("file", ["mountain_car", "cartpole", "pong_cpu"])
+def test_video_of_a_game_that_a_run_films_is_accepted(file: str) -> None:
     check_video(load(CONFIGS / f"{file}.yaml", ["evaluator.video=x.mp4"]))
 
 
-class SimulatorOfThreeSteps:
-    """Stands for `apex_jax.environments.reference_simulator.ReferenceSimulator`: an episode of three steps."""
-
-    frames_per_second = Fraction(20)
-
-    def __init__(self, task: str, seed: int):
-        self.actions: list[np.ndarray] = []
-        self.observation, self.frame = np.zeros(5, np.float32), np.zeros((480, 480, 3), np.uint8)
-
-    def __enter__(self) -> SimulatorOfThreeSteps:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
-
-    def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool]:
-        assert action.shape == (1,)
-        self.actions.append(action)
-        return self.observation, 1.5, len(self.actions) == 3
+PROGRAMS = {  # what stands for the command film -> the line of the summary
+    "print('Hello'); print('return 4.5 in it: video.mp4'); print('bye')": "return 4.5 in it: video.mp4",
+    "print('error: no\\x1b EGL'); raise SystemExit(1)": r"'none; no\\x1b EGL'",
+    "import os; os.abort()": r"none; the command film ended with exit code -6, see .*logs/film\.log",
+    "import time; time.sleep(600)": "none; the command film ended with exit code -9, see .*",
+}
 
 
-def test_episode_in_a_simulator_is_filmed_and_its_return_is_the_sum_of_its_rewards(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_run_of_mujoco_ends_with_a_line_about_its_film(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: str
 ) -> None:
-    small = ("network.policy_units=[8]", "network.critic_units=[8]")
-    config, stop = load(CONFIGS / "walker.yaml", ["environment.task=CartpoleSwingup-v1", *small]), StopSignal()
-    dpg = make_algorithm(config, segment_spec(config))
-    params = dpg.acting_params(dpg.init(jax.random.key(0)))
-    monkeypatch.setattr(recording, "ReferenceSimulator", SimulatorOfThreeSteps)
-    with Film(str(tmp_path / "game"), Fraction(1)) as film:
-        assert complete_film(film, config, dpg, params, 0.0, stop) == 4.5
-    assert film.paths == [tmp_path / "game.mp4", tmp_path / "game.gif"]
-    frames, rate = frames_of(tmp_path / "game.mp4")
-    assert (frames.shape, rate) == ((4, 480, 480, 3), 20)
-    with Image.open(tmp_path / "game.gif") as image:
-        assert image.size == (240, 240)
+    config = load(CONFIGS / "walker.yaml", [f"run_directory={tmp_path}"])
+    monkeypatch.setattr(recording, "FILM_SECONDS", 2.0)
+    monkeypatch.setattr(recording, "command", lambda: [sys.executable, "-c", program])
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert film_in_simulator(config, StopSignal()) == f"none; it needs {FILM_EXTRA}"
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
+    assert re.fullmatch(PROGRAMS[program], film_in_simulator(config, StopSignal()) or "")
+    stop = StopSignal()
     stop.set()
-    is_stopped = pytest.raises(RunError, match="stopped before the episode ended")
-    with is_stopped, Film(str(tmp_path / "other"), Fraction(1)) as film:
-        complete_film(film, config, dpg, params, 0.0, stop)
-    assert not list(tmp_path.glob("other*"))
+    assert film_in_simulator(config, stop) == ""
+    assert film_in_simulator(load(CONFIGS / "catch.yaml"), StopSignal()) is None
 
 
 def test_curves_of_a_run_are_drawn_into_its_directory_once_a_game_has_ended(
