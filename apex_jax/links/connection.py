@@ -174,7 +174,7 @@ class Connection:
     def _check_limits(self, now_seconds: float) -> None:
         away_seconds = now_seconds - (self._since_seconds or 0.0)
         if self.state in ("connecting", "lost") and 0 < self._patience.away_limit < away_seconds:
-            what = f"{self.name} has been away for {away_seconds:.0f} s"
+            what = f"{self.name} has been away for {away_seconds:.0f} s ({self._monitor.cause or 'no answer'})"
             raise RunError(f"{what}: start it, or raise away_limit_seconds (0 = wait for ever)")
 
     def _on_rejoin(self, now_seconds: float) -> None:

@@ -10,7 +10,6 @@ import contextlib
 import errno
 import itertools
 import logging
-import socket as tcp
 import struct
 import time
 from collections import Counter
@@ -19,17 +18,14 @@ from collections.abc import Iterator
 import zmq
 
 from apex_jax.host.errors import RunError
-from apex_jax.transport.security import LINKS, NO_KEYS, LinkContext, Security
+from apex_jax.transport.security import LINKS
 
 _log = logging.getLogger(__name__)
 
 GIVE_UP_SECONDS = 10.0  # handshakes that fail for this long, and that only a user can fix, end in RunError
 GAP_SECONDS = 5.0  # without a failure, after which the next one counts as a new problem
 RECONNECT_SECONDS = 1.0  # after the loss of a connection that ZMQ does not restore
-PROBE_SECONDS = 1.0  # timeout for a server's greeting
 REPORT_SECONDS = 60.0  # between two log lines of a server
-GREETING = b"\xff" + bytes(8) + b"\x7f\x03"  # start of a ZMTP 3 greeting: enough for a server to send all of its own
-GREETING_BYTES = 64
 
 _FAILURES: dict[int, str] = {
     zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL: "failed_handshake",
@@ -81,12 +77,6 @@ class Monitor:
                 return
             yield struct.unpack("=Hi", frames[0])
 
-    @property
-    def _security(self) -> Security:
-        assert self._socket is not None
-        context = self._socket.context
-        return context.security if isinstance(context, LinkContext) else NO_KEYS
-
 
 class ServerMonitor(Monitor):
     """Counts the connections that a server refuses, and logs them at most once a minute."""
@@ -106,19 +96,14 @@ class ServerMonitor(Monitor):
         now = time.monotonic()
         if self._unlogged and now >= self._next_report:
             self._next_report = now + REPORT_SECONDS
-            files = " or ".join(f"{role}.public" for role in LINKS[self._link].clients)
-            how = "in plain text, for another server key" if self._security.has_keys else "encrypted"
-            how = f"{how} or in another protocol"
-            reasons = {"refused_key": f"whose key is not in {files}", "failed_handshake": how}
-            counts = ", ".join(
-                f"{self._unlogged[reason]} {text}" for reason, text in reasons.items() if self._unlogged[reason]
-            )
-            _log.warning("connections refused on the %s link at %s: %s", self._link, self._address, counts)
+            counts = ", ".join(f"{count} {reason}" for reason, count in self._unlogged.items())
+            what = "connections refused on the %s link at %s, with a wrong key or of another protocol: %s"
+            _log.warning(what, self._link, self._address, counts)
             self._unlogged.clear()
 
 
 class ClientMonitor(Monitor):
-    """Logs why a server cannot be joined, and reconnects; raises RunError for causes that only a user can fix.
+    """Tells whether a server is connected, and why not; reconnects. Raises RunError if a server refuses the key.
 
     An unreachable server is not an error: the client retries indefinitely.
     """
@@ -128,16 +113,16 @@ class ClientMonitor(Monitor):
     def __init__(self) -> None:
         super().__init__()
         self.is_connected = False  # connected, with a successful handshake
+        self.cause = ""  # of the newest failure: "refused" (as by a closed port), "no answer" or "wrong key"
         self._given_up_seconds: float | None = None  # when the connection was lost; None while ZMQ reconnects by itself
-        self._is_shaking_hands = False
-        self._cause = ""  # logged cause of the current failures
-        self._first_failure = self._last_failure = self._last_probe = -GAP_SECONDS
-        self._mechanism: str | None = None  # security mechanism in the server's greeting
+        self._last_event = 0
+        self._is_logged = False
+        self._first_failure = self._last_failure = -GAP_SECONDS  # of handshakes
 
     def check(self) -> None:
         """Processes new events, and reconnects if ZMQ does not.
 
-        Raises RunError after `GIVE_UP_SECONDS` of handshakes that can never succeed.
+        Raises RunError after `GIVE_UP_SECONDS` of a refused key.
         """
         now = time.monotonic()
         for event, value in self._new_events():
@@ -147,58 +132,34 @@ class ClientMonitor(Monitor):
 
     def _on_event(self, event: int, value: int, now: float) -> None:
         if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
-            self.is_connected = True
-            if self._cause:
-                _log.info("joined the %s at %s", self._server, self._address)
-            self._cause, self._first_failure, self._last_failure = "", -GAP_SECONDS, -GAP_SECONDS
+            self.is_connected, self.cause, self._is_logged = True, "", False
+            self._first_failure = self._last_failure = -GAP_SECONDS
         elif event in _FAILURES:
             self._on_failure(event, value, now)
         elif event == zmq.EVENT_DISCONNECTED:
-            if self._is_shaking_hands:  # by a peer that sent no ZMTP greeting
-                self._on_failure(zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL, 0, now)
             self.is_connected, self._given_up_seconds = False, now
         else:  # connected, or ZMQ reconnects by itself
             self._given_up_seconds = None
-        self._is_shaking_hands = event == zmq.EVENT_CONNECTED
+            if event == zmq.EVENT_CONNECT_RETRIED and self._last_event != zmq.EVENT_DISCONNECTED:
+                self.cause = "refused"
+        self._last_event = event
 
     def _on_failure(self, event: int, value: int, now: float) -> None:
         if event == zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL and value in (errno.EAGAIN, errno.ETIMEDOUT):
-            return  # the host is silent; it did not refuse
-        cause = self._cause_of(event, now)
-        if not cause:
+            self.cause = "no answer"
             return
+        self.cause = "wrong key"
         if now - self._last_failure > GAP_SECONDS:
             self._first_failure = now
-        self._last_failure = now
-        if cause != self._cause and now > self._first_failure:  # a server that is being replaced fails once
-            self._cause = cause
-            _log.warning("%s", cause)
-        if now - self._first_failure >= GIVE_UP_SECONDS:
-            raise RunError(f"{cause} (tried for {now - self._first_failure:.0f} s)")
-
-    def _cause_of(self, event: int, now: float) -> str:
-        """Returns why a handshake failed and how to fix it; empty if the cause is unknown, or may pass by itself."""
-        security, server, address = self._security, self._server, self._address
-        me = security.role or "process"
-        setting = f"set addresses.{self._link} as the {server} has it"
-        or_address = f"; if {address} serves another link, {setting}"
-        if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
-            return (
-                f"the {server} at {address} refused the key of this {me}: put its public key into {me}.public there,"
-                f" or start it with the secret that belongs to that file{or_address}"
-            )
-        if now - self._last_probe > GIVE_UP_SECONDS / 4:
-            self._last_probe, self._mechanism = now, mechanism_at(address)
-        file = f"{LINKS[self._link].server}.public"
-        causes = {
-            ("CURVE", True): (
-                f"the {server} at {address} does not have the key in {file} here: copy {file} from there{or_address}"
-            ),
-            ("CURVE", False): f"the {server} at {address} takes encrypted connections only: set security.keys=DIR here",
-            ("NULL", True): f"the {server} at {address} has no keys, this {me} has: set security.keys=DIR there too",
-            ("NULL", False): f"{address} serves another link: {setting}",
-        }
-        return causes.get((self._mechanism or "", security.has_keys), "")
+        self._last_failure, seconds = now, now - self._first_failure
+        server = LINKS[self._link].server
+        what = f"the {_NAMES.get(server, server)} at {self._address}: wrong key"
+        fix = f"compare the files of security.keys here and there, or correct addresses.{self._link}"
+        if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH and seconds >= GIVE_UP_SECONDS:
+            raise RunError(f"{what}: {fix} (tried for {seconds:.0f} s)")
+        if seconds > 0 and not self._is_logged:  # a server that is being replaced fails once
+            self._is_logged = True
+            _log.warning("%s, or a proxy of an absent server: %s; trying again", what, fix)
 
     def reconnect(self) -> None:
         """Replaces the connection by a new one."""
@@ -207,25 +168,3 @@ class ClientMonitor(Monitor):
         with contextlib.suppress(zmq.ZMQError):  # already disconnected
             self._socket.disconnect(self._address)
         self._socket.connect(self._address)
-
-    @property
-    def _server(self) -> str:
-        server = LINKS[self._link].server
-        return _NAMES.get(server, server)
-
-
-def mechanism_at(address: str) -> str | None:
-    """Returns the security mechanism in a tcp server's greeting, "CURVE" or "NULL"; None without a greeting."""
-    host, _, port = address.removeprefix("tcp://").rpartition(":")
-    greeting, until = b"", time.monotonic() + PROBE_SECONDS
-    try:
-        with tcp.create_connection((host.strip("[]"), int(port)), PROBE_SECONDS) as connection:
-            connection.sendall(GREETING)
-            while len(greeting) < GREETING_BYTES:
-                connection.settimeout(max(0.001, until - time.monotonic()))
-                if not (received := connection.recv(GREETING_BYTES - len(greeting))):
-                    return None
-                greeting += received
-    except (OSError, ValueError):
-        return None
-    return greeting[12:32].rstrip(b"\0").decode(errors="replace") if greeting[0] == 0xFF else None

@@ -26,6 +26,7 @@ class FalseLink:
 
     def __init__(self) -> None:
         self.is_connected = True
+        self.cause = "refused"
         self.is_full = False  # the socket accepts nothing
         self.pending: list[Any] = []  # messages, or an error that reading raises
         self.sent: list[tuple[float, Any]] = []  # time, message
@@ -168,7 +169,9 @@ def test_unreachable_server_ends_the_client_after_the_limit(was_joined: bool) ->
         client.joined()
     client.link.is_connected = False
     client.turns(60.0)
-    with pytest.raises(RunError, match=r"the replay server at tcp://fleet:5550 has been away for 60 s: start it, or"):
+    with pytest.raises(
+        RunError, match=r"the replay server at tcp://fleet:5550 has been away for 60 s .refused.: start it, or"
+    ):
         client.turns(2 * TICK_SECONDS)
 
 
