@@ -11,9 +11,9 @@ from apex_jax.host.program import CHECKOUT
 
 COMMANDS = {  # they train nothing, and each has a command line of its own
     "plot": "apex_jax.plotting.plot_command",
-    "keys": "apex_jax.transport.keys_command",
+    "keys": "apex_jax.transport.keys",
     "status": "apex_jax.operations.status_command",
-    "storage": "apex_jax.operations.storage_command",
+    "storage": "apex_jax.operations.storage_copy",
     "tasks": "apex_jax.operations.tasks_command",
     "check": "apex_jax.operations.check_command",
     "export": "apex_jax.export.export_command",

@@ -30,7 +30,7 @@ from apex_jax.replay.importance_weights import importance_weights
 from apex_jax.replay.replay import Replay
 from apex_jax.segment_codec import encode_record
 from apex_jax.types import Segment, SegmentSpec
-from apex_jax.workers.evaluation import Evaluator
+from apex_jax.workers.evaluator import Evaluator
 
 CARTPOLE = """
 environment.task=CartPole-v1 environment.frame_stack=1 environment.frame_skip=1 environment.reward_clip=0

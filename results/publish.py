@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from apex_jax.config.load import CONFIG_NAME, SETTINGS, load_run
-from apex_jax.plotting.packed_runs import ENDING
+from apex_jax.plotting.curves import ENDING
 from apex_jax.run.metric_files import read_metrics
 from apex_jax.run.provenance import FILE_NAME, read_starts, value_of
 

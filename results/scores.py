@@ -15,8 +15,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from apex_jax.plotting.curves import Run
-from apex_jax.plotting.packed_runs import read_packed
+from apex_jax.plotting.curves import Run, read_packed
 
 FOLDER = Path(__file__).parent
 FILE = FOLDER / "scores.csv"

@@ -25,9 +25,8 @@ from matplotlib.figure import Figure
 
 from apex_jax.environments.atari_scores import ATARI_SCORES, human_normalized_score
 from apex_jax.host.disk import atomic_write
-from apex_jax.plotting.curves import Run, read_run
+from apex_jax.plotting.curves import CONFIDENCE, RESAMPLES, Run, interquartile_mean, read_run
 from apex_jax.plotting.plot import COLORS
-from apex_jax.plotting.statistics import CONFIDENCE, RESAMPLES, interquartile_mean
 from apex_jax.run.checkpoint_files import checkpoint_steps
 from apex_jax.run.evaluations import best_evaluation
 from apex_jax.run.metrics import EPSILON_BANDS

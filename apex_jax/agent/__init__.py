@@ -12,11 +12,9 @@ munchausen       an option of DQN: soft targets with a bonus for the probability
 value_rescaling  an option of DQN: h, which makes large values smaller
 quantiles        an option of DQN: the loss of quantiles of the return
 dpg              Ape-X DPG, for continuous actions
-random_shift     an option of DPG: random shifts of images
 training         parts common to all updates: optimizer, target copies, several updates in one call
 moments          running mean and variance of observations
 policy_function  a trained policy as one function of observations, for export
-rollout          many steps of JAX environments and the policy in one call
 action_masks     masks of invalid actions in observations
 exploration      the ladders of epsilon and of noise
 segments         steps of environments -> segments with n-step transitions

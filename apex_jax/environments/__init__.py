@@ -8,8 +8,7 @@ envpool_tasks                tasks of EnvPool
 gymnasium_tasks              any environment of Gymnasium
 gymnasium_pool               many environments of Gymnasium at once
 gymnasium_processes          the processes in which environments of Gymnasium run
-jax_tasks                    environments written in JAX, as pure functions
-jax_pool                     many environments written in JAX at once, for the evaluator
+jax_tasks                    environments written in JAX: as pure functions, and many at once for the evaluator
 observations                 observations of several parts -> vectors
 images                       observations of Gymnasium -> pixels, by their layout
 atari_scores                 random, human and Ape-X scores of 57 games

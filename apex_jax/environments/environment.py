@@ -123,7 +123,7 @@ class VectorEnvironment:
                 environment, described, seeds, max_episode_frames, group, rendered, self._info
             )
         elif environment.is_jax:
-            from apex_jax.environments.jax_pool import JaxPool
+            from apex_jax.environments.jax_tasks import JaxPool
 
             self._pool = JaxPool(config, seeds, max_episode_frames, per_step)
         else:

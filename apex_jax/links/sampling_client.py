@@ -12,8 +12,7 @@ import numpy as np
 import zmq
 
 from apex_jax.host.errors import RunError
-from apex_jax.links.client import LinkClient
-from apex_jax.links.connection import Connection, Patience
+from apex_jax.links.connection import Connection, LinkClient, Patience
 from apex_jax.replay.importance_weights import MIN_PROBABILITY, importance_weights
 from apex_jax.run.identity import RunIdentity
 from apex_jax.segment_codec import NO_LIMITS, ValueLimits, decode_segments, max_streamed_bytes

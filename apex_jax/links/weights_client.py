@@ -14,8 +14,7 @@ import zmq
 
 from apex_jax.agent.algorithm import Params
 from apex_jax.host.errors import RunError
-from apex_jax.links.client import LinkClient
-from apex_jax.links.connection import Connection, Patience
+from apex_jax.links.connection import Connection, LinkClient, Patience
 from apex_jax.run.identity import RunIdentity
 from apex_jax.segment_codec import FLOAT32
 from apex_jax.transport import sockets

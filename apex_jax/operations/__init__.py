@@ -8,13 +8,11 @@ page_data        the data of that page
 fleet_page       the page of a fleet: `python main.py status --page`
 role_progress    the progress and the warnings of one process
 stopping         the lines printed when a user stops a run
-status_page      the status of a process
+status_page      the status of a process, and its heartbeats for systemd
 status_command   `python main.py status`
 check_command    `python main.py check`
 status_summary   what a status says: what a process does, how fast, what is wrong
 role_watch       finds roles that are alive but make no progress, for the supervisor
-systemd          heartbeats for systemd while a role makes progress
-storage_copy     keeps the copy on object storage up to date
-storage_command  `python main.py storage`
+storage_copy     keeps the copy on object storage up to date; `python main.py storage`
 tasks_command    `python main.py tasks`
 """

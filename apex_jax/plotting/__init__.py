@@ -1,8 +1,6 @@
 """The results of a run: its curves, its table and its video.
 
-curves        metrics of runs -> curves; groups of runs that differ only in the seed
-packed_runs   many small runs in one file
-statistics    interquartile mean, bootstrap intervals
+curves        metrics of runs -> curves; groups of runs that differ only in the seed; packed runs; interquartile means
 plot          curves -> pictures and a table
 plot_command  `python main.py plot`
 video         frames -> .mp4 and .gif

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -11,13 +12,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from apex_jax.config import Config
-from apex_jax.config.load import CONFIG_NAME, SETTINGS, load_run
+from apex_jax.config.load import CONFIG_NAME, SETTINGS, config_of, load_run
 from apex_jax.environments.atari_scores import human_normalized_score
-from apex_jax.host.errors import RunError, UsageError, short_repr
+from apex_jax.host.disk import read_regular
+from apex_jax.host.errors import RunError, UsageError, printable, short_repr
 from apex_jax.run.identity import RunIdentity
-from apex_jax.run.metric_files import read_metrics
+from apex_jax.run.metric_files import checked_line, read_metrics
 from apex_jax.run.metrics import TRAINING_TAG
-from apex_jax.run.provenance import changes_of, read_starts, value_of
+from apex_jax.run.provenance import changes_of, is_record, read_starts, value_of
 
 NOT_OF_THE_METHOD = (
     "seed",
@@ -213,3 +215,72 @@ def steps(curves: Sequence[Curve], axis: str, most: int = 1_000) -> np.ndarray:
 def held(curve: Curve, axis: str, grid: np.ndarray) -> np.ndarray:
     """Returns the newest return at or before each position of the grid, which must not begin before the curve."""
     return curve.returns[np.searchsorted(getattr(curve, axis), grid, side="right") - 1]
+
+
+# Statistics for few runs (Agarwal et al. 2021): interquartile mean and stratified bootstrap intervals ----------------
+
+
+RESAMPLES = 2_000
+CONFIDENCE = 0.95
+FEWEST_RUNS = 3  # of each game; a bootstrap interval of two is their range
+
+
+def interquartile_mean(scores: np.ndarray) -> np.ndarray:
+    """Returns the mean of the middle half along axis 0; a score that a quartile divides counts in part.
+
+    This defines it also if the number of runs is not divisible by four: of three runs the middle one has weight 2/3,
+    the others 1/6 each.
+    """
+    edges = np.linspace(0, 1, len(scores) + 1)
+    weights = np.diff(np.clip(edges, 0.25, 0.75)) * 2
+    return np.tensordot(weights, np.sort(scores, axis=0), axes=1)
+
+
+def bootstrap_interval(
+    strata: Sequence[np.ndarray], statistic: Callable[[np.ndarray], np.ndarray], rng: np.random.Generator
+) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the lower and the upper end of the percentile interval of `statistic`, each with the shape of its result.
+
+    `strata`: for each game the scores of its runs, float[runs, ...]; runs are resampled with replacement within their
+    game. With three runs of each game, an interval is only a rough indication.
+    """
+    values = []
+    for _ in range(RESAMPLES):
+        drawn = [scores[rng.integers(len(scores), size=len(scores))] for scores in strata]
+        values.append(statistic(np.concatenate(drawn)))
+    tail = 100 * (1 - CONFIDENCE) / 2
+    low, high = np.percentile(values, [tail, 100 - tail], axis=0)
+    return low, high
+
+
+# Several runs in one file, one JSON object per line: the data that `plot` needs, without checkpoints and logs --------
+
+
+ENDING = ".jsonl"
+
+
+def is_packed(path: str | os.PathLike[str]) -> bool:
+    """Returns whether this is a file of packed runs, by its name."""
+    return Path(path).suffix == ENDING and Path(path).is_file()
+
+
+def read_packed(path: str | os.PathLike[str]) -> list[Run]:
+    """Returns the runs of a file. Raises UsageError that names the invalid line or the empty file, and OSError."""
+    runs = []
+    for number, line in enumerate(read_regular(Path(path)).splitlines(), start=1):
+        try:
+            runs.append(_run(json.loads(line), f"{path}:{number}"))
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):  # UsageError is a ValueError
+            raise UsageError(f"{short_repr(path)}: line {number} is no packed run; restore the file") from None
+    if not runs:
+        raise UsageError(f"{short_repr(path)}: holds no run; give a file that was packed, or the directory of a run")
+    return runs
+
+
+def _run(values: dict[str, Any], place: str) -> Run:
+    """Returns the run of one line. Raises ValueError, TypeError, KeyError or AttributeError for wrong types."""
+    lines = [checked_line(line) for of_process in values["metrics"].values() for line in of_process]
+    starts = [start for start in values["starts"] if is_record(start)]
+    config = config_of(values["config"]) if values["config"] else None
+    name = printable(str(values.get("name") or place))
+    return run_of(name, config, starts, [line for line in lines if line])

@@ -13,8 +13,17 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure, FigureBase
 
 from apex_jax.host.disk import atomic_write
-from apex_jax.plotting.curves import Curve, Group, Run, held, steps
-from apex_jax.plotting.statistics import CONFIDENCE, FEWEST_RUNS, bootstrap_interval, interquartile_mean
+from apex_jax.plotting.curves import (
+    CONFIDENCE,
+    FEWEST_RUNS,
+    Curve,
+    Group,
+    Run,
+    bootstrap_interval,
+    held,
+    interquartile_mean,
+    steps,
+)
 from apex_jax.run.evaluations import return_text
 from apex_jax.run.metrics import EPSILON_BANDS, NOISE_BANDS
 

@@ -10,8 +10,7 @@ from pathlib import Path
 from apex_jax.host.argument_parser import Parser
 from apex_jax.host.errors import RunError, UsageError, short_repr
 from apex_jax.host.program import NAME
-from apex_jax.plotting.curves import Group, Run, grouped, read_run
-from apex_jax.plotting.packed_runs import is_packed, read_packed
+from apex_jax.plotting.curves import Group, Run, grouped, is_packed, read_packed, read_run
 from apex_jax.plotting.plot import draw_groups, table
 
 _log = logging.getLogger(__name__)

@@ -6,10 +6,8 @@ params_codec  parameters of a network <-> bytes
 sockets       the three links and their options
 addresses     parses addresses, resolves host names
 security      authentication and encryption (CURVE), and which keys are accepted
-keys          reads and writes keys
-keys_command  `python main.py keys`
+keys          reads and writes keys; `python main.py keys`
 monitor       logs and counts refused keys and failed handshakes
 http_link     a small HTTP server
-status_link   serves a process's status over HTTP
-prometheus    the status as text for Prometheus
+status_link   serves a process's status over HTTP, for Prometheus, too
 """

@@ -13,13 +13,15 @@ from __future__ import annotations
 import os
 import stat
 import struct
+from collections.abc import Sequence
 from pathlib import Path
 
 import zmq
 from zmq.utils import z85
 
+from apex_jax.host.argument_parser import Parser
 from apex_jax.host.disk import write_durably
-from apex_jax.host.errors import UsageError, short_repr
+from apex_jax.host.errors import RunError, UsageError, short_repr
 from apex_jax.host.program import NAME
 
 ROLES = ("replay", "learner", "actor", "evaluator")
@@ -124,3 +126,30 @@ def _is_key(text: bytes) -> bool:
 def _write(path: Path, key: bytes, mode: int) -> None:
     write_durably(path, key, b"\n")
     path.chmod(mode)  # until then, only the owner can enter the folder
+
+
+# `python main.py keys`: the key pairs of a fleet ---------------------------------------------------------------------
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Runs the command `arguments` (those after "keys") and returns the exit code. Raises UsageError, RunError."""
+    directory = Path(_parser().parse_args(arguments).directory)
+    try:
+        create(directory)
+    except OSError as error:
+        raise RunError(f"{error.filename or directory}: {error.strerror or error}; choose another folder") from None
+    print(f"{short_repr(directory)}: a key pair for each of {', '.join(ROLES)}.")
+    print("Copy every *.public to every host, but each <role>.secret only to the hosts of that role (scp -p).")
+    print("Start each role with security.keys=DIR; whoever holds a secret is that role, so keep the rest to yourself.")
+    return 0
+
+
+def _parser() -> Parser:
+    parser = Parser(
+        "keys",
+        description="Makes the CURVE keys with which a fleet's roles encrypt their links and authenticate each other.",
+        epilog=f"example: {NAME} keys create keys",
+    )
+    parser.add_argument("action", choices=("create",), help="makes a key pair for each role; overwrites nothing")
+    parser.add_argument("directory", metavar="DIR", help="new folder for <role>.secret (0600) and <role>.public")
+    return parser

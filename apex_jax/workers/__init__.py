@@ -8,9 +8,7 @@ learner_links    the learner's links to a fleet
 learner_metrics  the learner's metrics
 run_counters     updates, frames and limits of the run
 saver            when the learner saves checkpoints
-evaluator        evaluates the newest params
-checkpoint_evaluation  evaluates the params of a checkpoint
-evaluation       plays the games, and stores their returns
+evaluator        plays the games of an evaluation, with the newest params or those of a checkpoint
 recording        films a game, and draws the run's curves
 film_command     films an episode in the task's own simulator
 role             parts common to these processes: status page, metrics, sockets, copy of the run

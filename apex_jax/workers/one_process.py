@@ -29,8 +29,7 @@ from apex_jax.run.evaluations import PlayedGames
 from apex_jax.run.identity import new_identity
 from apex_jax.types import SegmentSpec
 from apex_jax.workers.actor import Actor
-from apex_jax.workers.evaluation import Evaluator
-from apex_jax.workers.evaluator import finish_film, record
+from apex_jax.workers.evaluator import Evaluator, finish_film, record
 from apex_jax.workers.learner import Learner, learn_and_end, open_learner
 from apex_jax.workers.local import check_local, open_run
 from apex_jax.workers.recording import Film, draw_curves, film_in_simulator, frames_per_second

@@ -23,7 +23,7 @@ from apex_jax import load_policy
 from apex_jax.config.command_line import parse
 from apex_jax.export.folder import write_files
 from apex_jax.host.errors import RunError, UsageError
-from apex_jax.plotting.packed_runs import read_packed
+from apex_jax.plotting.curves import read_packed
 from apex_jax.plotting.plot import table
 from apex_jax.plotting.plot_command import groups_of
 from apex_jax.run.checkpoint_files import write_checksums

@@ -12,7 +12,7 @@ from pathlib import Path
 from unittest import mock
 
 from apex_jax.config import ActorConfig, Config, LearnerConfig, ReplayConfig
-from apex_jax.links.client import LinkClient
+from apex_jax.links.connection import LinkClient
 from apex_jax.transport import sockets
 from tests.rigs.links import TRANSITIONS
 from tests.simulation.clock import Clock, Violation

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from apex_jax.links.client import LinkClient
+from apex_jax.links.connection import LinkClient
 from apex_jax.links.sampling_client import SEGMENTS_WINDOW
 from apex_jax.links.weights_client import Weights
 from apex_jax.segment_codec import decode_frames

@@ -6,7 +6,7 @@ import sys
 from functools import partial
 from typing import Any
 
-from apex_jax.links.client import LinkClient
+from apex_jax.links.connection import LinkClient
 from tests.simulation.clock import Clock, Killed, Task
 from tests.simulation.network import SimContext
 

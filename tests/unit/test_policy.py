@@ -25,7 +25,7 @@ from apex_jax.policy import Policy
 from apex_jax.run.environment_spec import as_record
 from apex_jax.run.params_file import save_params
 from apex_jax.types import ActionSpec, EnvironmentSpec, SegmentSpec
-from apex_jax.workers.evaluation import Evaluator
+from apex_jax.workers.evaluator import Evaluator
 from tests.rigs.runs import ROOT
 from tests.rigs.saved_runs import save_best, save_run
 

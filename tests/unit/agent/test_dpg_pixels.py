@@ -11,9 +11,8 @@ import numpy as np
 import pytest
 
 import apex_jax
-from apex_jax.agent.dpg import DPGState, make_dpg
+from apex_jax.agent.dpg import DPGState, make_dpg, randomly_shifted, shifted
 from apex_jax.agent.frame_store import FrameStore
-from apex_jax.agent.random_shift import randomly_shifted, shifted
 from apex_jax.types import ActionSpec, SegmentSpec
 from tests.rigs.agents import assert_equal_bits
 from tests.rigs.small_agents import CAPACITY, dpg_config, random_batches, random_store

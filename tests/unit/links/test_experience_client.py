@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from apex_jax.links.outbox import Outbox
+from apex_jax.links.experience_client import Outbox
 from apex_jax.segment_codec import encode_segment
 from apex_jax.transport import wire
 from apex_jax.transport.messages import ActorHello

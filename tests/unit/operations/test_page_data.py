@@ -16,7 +16,7 @@ from apex_jax.operations import page_data as module
 from apex_jax.operations.live_view import rows
 from apex_jax.operations.page_data import MOST_POINTS, OtherRuns, RunLines, page_data, report_data
 from apex_jax.plotting.curves import read_run
-from apex_jax.workers.evaluation import Evaluation
+from apex_jax.workers.evaluator import Evaluation
 from tests.rigs.live_views import progress
 from tests.rigs.runs import START, make_run, write_lines
 

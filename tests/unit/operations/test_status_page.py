@@ -13,9 +13,8 @@ import pytest
 
 from apex_jax.config import AddressConfig, Config
 from apex_jax.config.command_line import parse
-from apex_jax.operations import status_page, systemd
-from apex_jax.operations.status_page import StatusPage
-from apex_jax.operations.systemd import Watchdog
+from apex_jax.operations import status_page
+from apex_jax.operations.status_page import StatusPage, Watchdog
 from apex_jax.process import StopSignal
 from apex_jax.transport.status_link import StatusError, fetch
 from tests.rigs.links import free_address, wait_until
@@ -125,7 +124,7 @@ FIRST = b"WATCHDOG_USEC=30000000\nWATCHDOG=1"
 
 @pytest.fixture(params=["file", "abstract"])
 def manager(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[socket.socket]:
-    """The end of systemd, which asks this process for signs of life."""
+    """The end of status_page, which asks this process for signs of life."""
     name = str(tmp_path / "notify") if request.param == "file" else f"@apex-jax-{os.getpid()}"
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as end:
         end.bind(name.replace("@", "\0"))
@@ -133,7 +132,7 @@ def manager(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.
         monkeypatch.setenv("NOTIFY_SOCKET", name)
         monkeypatch.setenv("WATCHDOG_USEC", "300000000")
         monkeypatch.setenv("WATCHDOG_PID", str(os.getpid()))
-        monkeypatch.setattr(systemd, "INTERVAL_SECONDS", 0.02)
+        monkeypatch.setattr(status_page, "INTERVAL_SECONDS", 0.02)
         yield end
 
 

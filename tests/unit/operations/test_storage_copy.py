@@ -15,7 +15,7 @@ import pytest
 
 from apex_jax.config import Config, StorageConfig
 from apex_jax.host.errors import RunError, UsageError
-from apex_jax.operations import storage_command, storage_copy
+from apex_jax.operations import storage_copy
 from apex_jax.operations.storage_copy import StorageCopy, fetch_missing
 from apex_jax.process import FETCHED, StopSignal
 from apex_jax.run.storage import SECTIONS, Storage, StorageError, local_progress
@@ -153,18 +153,18 @@ def test_push_and_pull_commands_copy_a_run_both_ways(
     tmp_path: Path, run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     url = f"file://{tmp_path / 'copy'}"
-    assert storage_command.run(["push", str(run), url]) == 0
-    assert storage_command.run(["pull", url, str(tmp_path / "back")]) == 0
+    assert storage_copy.run(["push", str(run), url]) == 0
+    assert storage_copy.run(["pull", url, str(tmp_path / "back")]) == 0
     assert content(tmp_path / "back") == copied(run)
     assert capsys.readouterr().out.count("MB transferred") == 4
     with pytest.raises(UsageError, match="holds a run already"):
-        storage_command.run(["pull", url, str(tmp_path / "back")])
+        storage_copy.run(["pull", url, str(tmp_path / "back")])
     with pytest.raises(UsageError, match="holds no checkpoint"):
-        storage_command.run(["push", str(tmp_path / "nothing"), url])
+        storage_copy.run(["push", str(tmp_path / "nothing"), url])
     with pytest.raises(RunError, match="there is no copy of a run"):
-        storage_command.run(["pull", f"file://{tmp_path / 'nowhere'}", str(tmp_path / "new")])
+        storage_copy.run(["pull", f"file://{tmp_path / 'nowhere'}", str(tmp_path / "new")])
     with pytest.raises(UsageError, match="storage push --help"):
-        storage_command.run(["push", str(run)])
+        storage_copy.run(["push", str(run)])
 
 
 @pytest.mark.parametrize("url", ["", "::", "s3:/bucket/run", "file://", "memory://x", "/"])
@@ -172,7 +172,7 @@ def test_url_that_is_no_place_for_a_copy_is_wrong_usage(run: Path, url: str, mon
     monkeypatch.chdir(run)
     before = content(run)
     with pytest.raises(UsageError, match="s3://bucket/prefix"):
-        storage_command.run(["push", str(run), url])
+        storage_copy.run(["push", str(run), url])
     assert content(run) == before
 
 

@@ -10,8 +10,7 @@ import pytest
 
 from apex_jax.config.load import load
 from apex_jax.host.errors import UsageError
-from apex_jax.plotting.curves import grouped, held, read_run, steps
-from apex_jax.plotting.packed_runs import read_packed
+from apex_jax.plotting.curves import grouped, held, read_packed, read_run, steps
 from apex_jax.plotting.plot_command import groups_of
 from apex_jax.run.metrics import MetricsWriter
 from results.publish import pack, thinned

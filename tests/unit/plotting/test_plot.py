@@ -16,9 +16,8 @@ from matplotlib.lines import Line2D
 from PIL import Image
 
 from apex_jax.host.errors import UsageError
-from apex_jax.plotting.curves import Curve, Group, Run, grouped, read_run
+from apex_jax.plotting.curves import Curve, Group, Run, bootstrap_interval, grouped, interquartile_mean, read_run
 from apex_jax.plotting.plot import draw_groups, draw_run, running_mean, table
-from apex_jax.plotting.statistics import bootstrap_interval, interquartile_mean
 from apex_jax.plotting.video import GIF_SECONDS, video_paths, video_writer
 from tests.rigs.recordings import RATE
 from tests.rigs.runs import make_run, plain_run
@@ -48,7 +47,7 @@ def drawn(groups: Sequence[Group], folder: Path) -> Figure:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Figure, "savefig", keep)
-        patch.setattr("apex_jax.plotting.statistics.RESAMPLES", 20)
+        patch.setattr("apex_jax.plotting.curves.RESAMPLES", 20)
         draw_groups(groups, folder / "x.svg")
     [figure] = figures
     return figure

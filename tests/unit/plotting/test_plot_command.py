@@ -13,7 +13,7 @@ from tests.rigs.runs import make_run, write_run
 
 @pytest.fixture(autouse=True)
 def few_resamples(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("apex_jax.plotting.statistics.RESAMPLES", 20)
+    monkeypatch.setattr("apex_jax.plotting.curves.RESAMPLES", 20)
 
 
 def test_plot_command_draws_and_prints(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

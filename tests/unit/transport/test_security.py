@@ -11,7 +11,7 @@ import zmq
 
 from apex_jax.config import AddressConfig, Config, SecurityConfig
 from apex_jax.host.errors import UsageError
-from apex_jax.transport import keys, keys_command
+from apex_jax.transport import keys
 from apex_jax.transport.security import AllowList, security_of
 
 REMOTE = AddressConfig("tcp://10.0.0.7:5550", "tcp://10.0.0.7:5551", "tcp://10.0.0.8:5552")
@@ -42,7 +42,7 @@ def test_each_role_gets_a_key_pair_with_a_private_secret(
     folder = tmp_path / "keys"
     before = os.umask(umask)
     try:
-        assert keys_command.run(["create", str(folder)]) == 0
+        assert keys.run(["create", str(folder)]) == 0
     finally:
         os.umask(before)
     printed = capsys.readouterr().out
@@ -112,7 +112,7 @@ def test_invalid_key_is_refused_without_showing_a_secret(directory: Path, text: 
 @pytest.mark.parametrize("arguments", [[], ["create"], ["make", "x"], ["create", "x", "--secret=y"]])
 def test_unknown_command_is_wrong_usage(arguments: list[str]) -> None:
     with pytest.raises(UsageError, match="keys --help"):
-        keys_command.run(arguments)
+        keys.run(arguments)
 
 
 # Who may enter --------------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from apex_jax.config.load import load
 from apex_jax.environments.environment import EpisodeTracker, VectorEnvironment, segment_spec
 from apex_jax.process import ROLE_NUMBERS, process_rng
 from apex_jax.types import SegmentSpec, Step
-from apex_jax.workers.evaluation import Evaluator, batch_size
+from apex_jax.workers.evaluator import Evaluator, batch_size
 from tests.rigs.processes import ROOT
 
 GAMES = 5

@@ -22,8 +22,7 @@ from apex_jax.process import StopSignal
 from apex_jax.run.checkpoint import CheckpointError
 from apex_jax.run.provenance import read_records
 from apex_jax.workers import evaluator
-from apex_jax.workers.evaluation import Evaluator
-from apex_jax.workers.evaluator import is_cancelled, next_weights
+from apex_jax.workers.evaluator import Evaluator, is_cancelled, next_weights
 from apex_jax.workers.role import RoleContext
 from tests.rigs import saved_runs
 from tests.rigs.learner_runs import config_of, save_checkpoint

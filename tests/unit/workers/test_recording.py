@@ -26,7 +26,7 @@ from apex_jax.run.checkpoint import Checkpointer, Progress
 from apex_jax.run.metrics import MetricsWriter
 from apex_jax.transport.params_codec import architecture_of
 from apex_jax.workers import evaluator, local, recording
-from apex_jax.workers.evaluation import Evaluator
+from apex_jax.workers.evaluator import Evaluator
 from apex_jax.workers.film_command import FILM_EXTRA
 from apex_jax.workers.recording import Film, check_video, draw_curves, film_in_simulator, frames_per_second
 from tests.rigs.recordings import PONG
