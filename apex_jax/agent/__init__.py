@@ -14,6 +14,7 @@ quantiles        an option of DQN: the loss of quantiles of the return
 dpg              Ape-X DPG, for continuous actions
 training         parts common to all updates: optimizer, target copies, several updates in one call
 moments          running mean and variance of observations
+rollout          many steps of JAX environments and the policy in one call
 policy_function  a trained policy as one function of observations, for export
 action_masks     masks of invalid actions in observations
 exploration      the ladders of epsilon and of noise

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
-from typing import Any, TypeAlias
+from collections.abc import Iterator
+from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from apex_jax.agent.algorithm import Action, Algorithm, Params
 from apex_jax.agent.frame_store import Array
+from apex_jax.agent.rollout import make_rollout
 from apex_jax.config import Config
 from apex_jax.environments.gymnasium_tasks import BrokenEnvironment
 from apex_jax.environments.jax_tasks import JaxEnvironment, environment_keys
@@ -69,36 +69,3 @@ class Rollouts:
             what = "step returns what reset does at the end of a game, as if it reset itself"
             fix = "return the last observation, with terminated or truncated; reset is called after it"
             _log.warning("environment.task=%s: %s; %s", self._task, what, fix)
-
-
-# Several steps of environments written in JAX and of the policy as one compiled program ------------------------------
-
-
-Played: TypeAlias = Any  # a pytree, see `apex_jax.environments.jax_tasks.Played`; its leaves are [E, ...]
-
-
-def make_rollout(
-    act: Callable[[Params, Array, Array, jax.Array, Any], Action],
-    advance: Callable[[Played, jax.Array], Played],
-    num_steps: int,
-) -> Callable[[Params, Played, Array, jax.Array, int], tuple[Played, Played, Action]]:
-    """Returns a compiled function of (params, played, exploration float32[E], key, step) that plays `num_steps` steps.
-
-    Returns the environments after them; those on which the policy acted, without their states and keys, leaves
-    [num_steps, E, ...]; and the actions, as `act` returns them.
-    `advance`: (one environment, an action of the agent) -> the environment after it. `key`, `step`: of the first
-    action, see `Algorithm.act`; the following actions have the following steps.
-    """
-
-    def rollout(
-        params: Params, played: Played, exploration: Array, key: jax.Array, step: int
-    ) -> tuple[Played, Played, Action]:
-        def play(played: Played, offset: jax.Array) -> tuple[Played, tuple[Played, Action]]:
-            output = act(params, played.frame[:, None], exploration, key, step + offset)
-            seen = played._replace(state=None, key=None)
-            return jax.vmap(advance)(played, output.action), (seen, output)
-
-        after, (seen, output) = jax.lax.scan(play, played, jnp.arange(num_steps))
-        return after, seen, output
-
-    return jax.jit(rollout)

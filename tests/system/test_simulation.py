@@ -57,7 +57,7 @@ def test_violation_ends_the_program_with_the_command_that_repeats_it(capsys):
     with mutated(CREDIT_TWICE):
         assert main(["--hours", "1", "--seed", "1"]) == 1
     shown = capsys.readouterr().err
-    assert "seed 1: Violation: credit for 257 segments" in shown
+    assert "seed 1: Violation: credit for 258 segments" in shown
     assert shown.endswith("repeat: python -m tests.simulation --hours 1 --seed 1\n")
 
 
