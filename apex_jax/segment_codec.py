@@ -32,7 +32,7 @@ Bytes: TypeAlias = bytes | bytearray | memoryview
 
 LARGEST_REWARD = 1e9  # limit of unclipped rewards, so that no float32 in an update overflows
 LARGEST_OBSERVATION = 1e8  # limit in float frames for the same reason: gradients scale with them, and are squared
-LARGEST_SQUARED = 1e16  # limit of those that are normalized: what is computed of their squares is finite
+LARGEST_SQUARED = 1e16  # limit of those that are normalized, whose squares are added up in float32
 OVERESTIMATION = 1e3  # a network that learns may overestimate the largest possible value by up to this factor
 LONGEST_HORIZON_STEPS = 1e5  # a value sums rewards over at most this many steps, even if the discount is 1
 HEADER_BYTES = 18  # of a zstd frame

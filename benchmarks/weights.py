@@ -1,7 +1,7 @@
 """A learner's weights link to 360 clients on loopback tcp, relative to its limit: the same bytes over bare ZMQ sockets.
 
-Every client fetches the paper's parameters, 13.2 MB, as an actor does: piece by piece, with four requested ahead. The
-limit is a ROUTER that sends the same pieces to as many DEALERs in turn, without requests, while their queues have room.
+Every client fetches the paper's parameters, 13.2 MB, as an actor does: by one request and one message. The limit is a
+ROUTER that sends the same bytes to as many DEALERs, without requests.
 """
 
 from __future__ import annotations

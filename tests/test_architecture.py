@@ -76,7 +76,7 @@ BUDGETS = {
         "host": 361,
     },
     "tests": {
-        "unit": 12_780,
+        "unit": 12_793,
         "rigs": 2_587,
         "system": 2_549,
         "faults": 1_622,

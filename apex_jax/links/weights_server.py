@@ -185,8 +185,8 @@ class WeightsServer(LinkServer[Client]):
 
     def _send_if_requested(self, connection_id: bytes, now_seconds: float) -> None:
         """Sends the newest version to a client that waits for one; its next heartbeat tries again if that fails."""
-        client, encoded = self.clients[connection_id], self._newest_encoded()
-        if not client.is_waiting or encoded is None:
+        client = self.clients[connection_id]
+        if not client.is_waiting or (encoded := self._newest_encoded()) is None:
             return
         weights = encoded.weights
         message = WeightsBody(

@@ -212,6 +212,21 @@ def test_version_is_encoded_once_on_the_first_request(link: Link, monkeypatch: p
     assert encoded == {2.0: 1}
 
 
+def test_version_that_nobody_requests_is_not_encoded(
+    link: Link, sent: Counter[type], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(weights_client, "HEARTBEAT_SECONDS", 0.05)
+    server, client = link.server(), link.client()
+    server.publish(params_of(1), 1, 0)
+    newest(client, 1)
+    monkeypatch.setattr(weights_server, "encode_weights", None)  # a call would end the server's thread
+    server.publish(params_of(2), 2, 0)
+    heartbeats = sent[WeightsHeartbeat]
+    wait_until(lambda: sent[WeightsHeartbeat] > heartbeats + 9)
+    assert server._thread.is_alive()
+    assert client.peer_state == "joined"
+
+
 # The end of a run ------------------------------------------------------------------------------------------------
 
 
