@@ -39,6 +39,7 @@ class StopSignal:
         self._signal_seconds = 0.0  # time of the first signal
         self._thread_died = False
         self._beat_seconds = time.monotonic()
+        self.has_begun = False  # the worker's loop has iterated once
         self.run_is_over = False  # set once the supervisor reports that the learner has ended the run
         self.on_second_signal: Callable[[], None] = lambda: None  # see `install`
 
@@ -69,8 +70,8 @@ class StopSignal:
         return self._event.wait(seconds) or self.is_set()
 
     def beat(self) -> None:
-        """Records progress, which the status page checks. The worker calls this in each iteration of its loop."""
-        self._beat_seconds = time.monotonic()
+        """Records progress, which the report shows. The worker calls this in each iteration of its loop."""
+        self._beat_seconds, self.has_begun = time.monotonic(), True
 
     @property
     def idle_seconds(self) -> float:

@@ -61,13 +61,13 @@ MUST_NOT_IMPORT = {  # part of the package -> what its files can do without
 # No commit raises a number by more than its issue names; lower it once there are fewer.
 BUDGETS = {
     "apex_jax": {
-        "workers": 2_139,
+        "workers": 2_112,
         "links": 1_488,
         "environments": 1_484,
-        "operations": 1_540,
-        "transport": 1_149,
+        "operations": 1_226,
+        "transport": 1_148,
         "run": 1_154,
-        ".": 1_278,
+        ".": 1_279,
         "agent": 1_200,
         "replay": 988,
         "config": 1_058,
@@ -76,10 +76,10 @@ BUDGETS = {
         "host": 361,
     },
     "tests": {
-        "unit": 12_793,
+        "unit": 12_579,
         "rigs": 2_587,
         "system": 2_549,
-        "faults": 1_622,
+        "faults": 1_621,
         "simulation": 1_466,
         "fuzz": 885,
         "chaos": 470,

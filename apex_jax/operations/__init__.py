@@ -6,12 +6,11 @@ live_view        shows progress and problems in the terminal
 run_page         the page of a local run, served and as report.html (page.html)
 page_data        the data of that page
 fleet_page       the page of a fleet: `python main.py status --page`
-role_progress    the progress and the warnings of one process
+process_report   the report of this process: in its run directory, at its address, and heartbeats for systemd
+records          what a report holds, and how it is read
 stopping         the lines printed when a user stops a run
-status_page      the status of a process, and its heartbeats for systemd
 status_command   `python main.py status`
 check_command    `python main.py check`
-status_summary   what a status says: what a process does, how fast, what is wrong
 role_watch       finds roles that are alive but make no progress, for the supervisor
 storage_copy     keeps the copy on object storage up to date; `python main.py storage`
 tasks_command    `python main.py tasks`

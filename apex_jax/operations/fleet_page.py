@@ -8,8 +8,8 @@ from typing import Any
 
 from apex_jax.host.errors import short_repr
 from apex_jax.operations.page_data import POLL_SECONDS, KeptLines, charts
+from apex_jax.operations.records import ProcessStatus, Record
 from apex_jax.operations.run_page import answer_of_page, serve_page
-from apex_jax.operations.status_summary import ProcessStatus, frames, metrics
 from apex_jax.process import StopSignal
 
 
@@ -24,9 +24,9 @@ class FleetPage:
 
     def update(self, statuses: Sequence[ProcessStatus]) -> None:
         """Shows these from now on."""
-        self._frames = max((frames(status.content or {}) for status in statuses), default=0) or self._frames
+        self._frames = max((status.frames for status in statuses), default=0) or self._frames
         for status in statuses:
-            values, process = metrics(status.content or {}), (status.name, status.address)
+            values, process = status.metrics, (status.name, status.address)
             if values and values != self._newest.get(process):  # a process writes them only at times
                 self._newest[process] = values
                 lines = self._lines.setdefault(process, KeptLines())
@@ -42,7 +42,7 @@ class FleetPage:
             "written": time.strftime("%Y-%m-%d %H:%M:%S"),
             "poll_seconds": POLL_SECONDS,
             "warnings": [*wrong, *advice],
-            "tiles": [_tile(status) for status in statuses],
+            "tiles": [_tile(status)._asdict() for status in statuses],
             "charts": charts([], kept, POLL_SECONDS),
             "facts": [[status.name, f"{status.address}  {_run_of(status)}"] for status in statuses],
             "settings": [],
@@ -66,9 +66,9 @@ def serve(ask: Callable[[], Sequence[ProcessStatus]], port: int) -> int:
     return stop.exit_code
 
 
-def _tile(status: ProcessStatus) -> dict[str, str]:
+def _tile(status: ProcessStatus) -> Record:
     does, speed, progress = status.cells
-    return {"name": status.name, "value": does, "detail": "; ".join(filter(None, (speed, progress)))}
+    return Record(status.name, does, speed, progress)
 
 
 def _run_of(status: ProcessStatus) -> str:

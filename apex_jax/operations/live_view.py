@@ -23,6 +23,7 @@ from apex_jax.config import Config, ReplayConfig
 from apex_jax.config.trust import code_settings
 from apex_jax.host.program import shell_command
 from apex_jax.operations.progress import EvaluationSummary, RunProgress
+from apex_jax.operations.records import Record
 from apex_jax.run.checkpoint_files import checkpoint_steps
 from apex_jax.run.evaluations import return_text
 from apex_jax.run.provenance import playing_arguments
@@ -67,7 +68,7 @@ class LiveView:
             self._live.update(_panel(self._config, progress, self._page_address), refresh=True)
         elif self._clock() >= self._next_line:
             self._next_line = self._clock() + PLAIN_INTERVAL_SECONDS
-            line = "; ".join(f"{name} {text}" for name, text in rows(self._config, progress))
+            line = "; ".join(f"{record.name} {record.text}" for record in rows(self._config, progress))
             print(f"{progress.phase}: {line}", file=self._stream, flush=True)
             for warning in progress.warnings:
                 if _kind(warning) not in self._printed:
@@ -121,7 +122,7 @@ def final_summary(progress: RunProgress, config: Config, can_render: bool) -> st
     lines = [
         f"Ran for {_duration(progress.elapsed_seconds)}:"
         f" {progress.frames:,} frames and {progress.updates:,} updates in all",
-        f"Evaluation:  {_evaluations(progress, with_updates=True)}",
+        f"Evaluation:  {_evaluations(progress, with_updates=True).text}",
     ]
     reached = " and ".join(progress.reached_limits)
     if reached:
@@ -166,7 +167,7 @@ def finished_summary(progress: RunProgress, run_directory: str, changed_settings
     changed = f"\nNot used:    {', '.join(changed_settings)}; for a run with it, give another run_directory"
     return (
         f"Finished:    {shlex.quote(run_directory)} has reached {' and '.join(limits)},"
-        f" with {progress.updates:,} updates and {progress.frames:,} frames; evaluation {_evaluations(progress)}."
+        f" with {progress.updates:,} updates and {progress.frames:,} frames; evaluation {_evaluations(progress).text}."
         f" Nothing was started: raise {keys} to go on{changed if changed_settings else ''}"
     )
 
@@ -187,8 +188,8 @@ def _panel(config: Config, progress: RunProgress, page_address: str) -> Panel:
     table = Table.grid(padding=(0, 2))
     table.add_column(style="bold", no_wrap=True)
     table.add_column()
-    for name, text in rows(config, progress):
-        table.add_row(name, text)
+    for record in rows(config, progress):
+        table.add_row(record.name, record.text)
     warnings = [Text(f"warning: {warning}", style="yellow") for warning in progress.warnings]
     return Panel(  # a narrower terminal makes it narrower
         Group(table, *warnings),
@@ -200,20 +201,20 @@ def _panel(config: Config, progress: RunProgress, page_address: str) -> Panel:
     )
 
 
-def rows(config: Config, progress: RunProgress) -> list[tuple[str, str]]:
-    """Returns what the view shows of the progress: (name, text) of each row."""
-    total = f" of {config.total_environment_frames:,}" if config.total_environment_frames else ""
+def rows(config: Config, progress: RunProgress) -> list[Record]:
+    """Returns what the view and the page of a run show of its progress."""
+    total = f"of {config.total_environment_frames:,}" if config.total_environment_frames else ""
     target = f"{config.replay.samples_per_insert:g}" if config.replay.samples_per_insert else "none"
     return [
-        ("time", _time(progress)),
-        ("frames", f"{progress.frames:,}{total}, {progress.frames_per_second:,.0f} per second"),
-        ("updates", f"{progress.updates:,}, {progress.updates_per_second:,.1f} per second"),
-        ("replay", _replay(config.replay, progress.replay_size)),
-        ("samples per insert", f"{progress.samples_per_insert:.2f} (target: {target})"),
-        ("training return", _number(progress.training_return) + " (exploring)"),
-        ("evaluation", _evaluations(progress)),
-        *([("processes", _roles(progress.roles))] if progress.roles else []),
-        ("memory", f"{progress.memory_bytes / 2**30:.2f} GiB"),
+        Record("time", _duration(progress.elapsed_seconds), detail=_time_left(progress)),
+        Record("frames", f"{progress.frames:,}", total, f"{progress.frames_per_second:,.0f} per second"),
+        Record("updates", f"{progress.updates:,}", "", f"{progress.updates_per_second:,.1f} per second"),
+        _replay(config.replay, progress.replay_size),
+        Record("samples per insert", f"{progress.samples_per_insert:.2f}", f"(target: {target})"),
+        Record("training return", _number(progress.training_return), "(exploring)"),
+        _evaluations(progress),
+        *([Record("processes", _roles(progress.roles))] if progress.roles else []),
+        Record("memory", f"{progress.memory_bytes / 2**30:.2f}", "GiB"),
     ]
 
 
@@ -222,11 +223,10 @@ def _kind(warning: str) -> str:
     return re.sub(r"\d[\d.,]*", "", warning)
 
 
-def _time(progress: RunProgress) -> str:
+def _time_left(progress: RunProgress) -> str:
     if progress.seconds_left is None or progress.phase == "finishing":
-        return _duration(progress.elapsed_seconds)
-    left = f"about {_duration(progress.seconds_left)} left" if progress.seconds_left >= 1 else "about to finish"
-    return f"{_duration(progress.elapsed_seconds)}, {left}"
+        return ""
+    return f"about {_duration(progress.seconds_left)} left" if progress.seconds_left >= 1 else "about to finish"
 
 
 def _duration(seconds: float) -> str:
@@ -237,24 +237,26 @@ def _number(value: float | None) -> str:
     return "none yet" if value is None else return_text(value, ",")
 
 
-def _replay(replay: ReplayConfig, size: int) -> str:
+def _replay(replay: ReplayConfig, size: int) -> Record:
     least = replay.min_size_to_sample
     if size < least:
-        return f"{size:,} of the {least:,} needed to start ({size / least:.0%})"
-    return f"{size:,} of {replay.capacity_transitions:,} transitions"
+        return Record("replay", f"{size:,}", f"of the {least:,} needed to start ({size / least:.0%})")
+    return Record("replay", f"{size:,}", f"of {replay.capacity_transitions:,} transitions")
 
 
-def _evaluations(progress: RunProgress, with_updates: bool = False) -> str:
-    if progress.latest_evaluation is None or progress.best_evaluation is None:
-        return "none yet"
-    latest, best = (_evaluation(each, with_updates) for each in (progress.latest_evaluation, progress.best_evaluation))
-    return f"{latest}, best {best}"
+def _evaluations(progress: RunProgress, with_updates: bool = False) -> Record:
+    latest, best = progress.latest_evaluation, progress.best_evaluation
+    if latest is None or best is None:
+        return Record("evaluation", "none yet")
+    of_best = f"best {_number(best.episode_return)} {_conditions(best, with_updates)}".rstrip()
+    return Record("evaluation", _number(latest.episode_return), _conditions(latest, with_updates), of_best)
 
 
-def _evaluation(evaluation: EvaluationSummary, with_updates: bool) -> str:
+def _conditions(evaluation: EvaluationSummary, with_updates: bool) -> str:
     human, updates = evaluation.human_normalized, evaluation.updates
-    text = _number(evaluation.episode_return) + ("" if human is None else f" ({human:z.0%} of human)")
-    return f"{text} after {updates:,} updates" if with_updates and updates is not None else text
+    of_human = "" if human is None else f"({human:z.0%} of human)"
+    after = f"after {updates:,} updates" if with_updates and updates is not None else ""
+    return f"{of_human} {after}".strip()
 
 
 def _roles(roles: Mapping[str, str]) -> str:

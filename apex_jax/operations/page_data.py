@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import contextlib
-import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -118,15 +117,14 @@ def page_data(
 
     `others`: other runs to compare with, see `OtherRuns`.
     """
-    shown = dict(rows(config, progress)) if progress is not None else {}
-    processes = shown.pop("processes", "")
+    records = rows(config, progress) if progress is not None else []
     starts = read_starts(config.directory)
     facts = {
         "directory": Path(config.directory).absolute().name,
         "command": shown_command(str(starts[-1].get("command") or "")) if starts else "",
         "commit": str(starts[-1].get("commit") or "")[:12] if starts else "",
         "machine": machine_of(starts[-1]) if starts and "cores" in starts[-1] else "",
-        "processes": processes,
+        "processes": next((record.value for record in records if record.name == "processes"), ""),
         "newest evaluation": _spread(lines),
     }
     return {
@@ -136,7 +134,7 @@ def page_data(
         "written": time.strftime("%Y-%m-%d %H:%M:%S"),
         "poll_seconds": POLL_SECONDS,
         "warnings": list(progress.warnings) if progress is not None else [],
-        "tiles": [_tile(name, text) for name, text in shown.items()],
+        "tiles": [record._asdict() for record in records if record.name != "processes"],
         "charts": charts(starts, lines, config.metrics_interval_seconds, others),
         "facts": [[name, text] for name, text in facts.items() if text],
         "settings": [list(setting) for setting in chosen_settings(config)],
@@ -168,13 +166,6 @@ def _video(config: Config) -> dict[str, str] | None:
     written = time.strftime("%Y-%m-%d %H:%M", time.localtime(modified))
     kind = MEDIA[path.suffix].partition("/")[0]
     return {"source": f"video?{modified}", "kind": kind, "caption": f"{path.name}, written {written}"}
-
-
-def _tile(name: str, text: str) -> dict[str, str]:
-    """Returns a row of the live view with its number apart: "98,765, 42.1 per second" is 98,765 and a detail."""
-    parts = re.fullmatch(r"(none yet|[^ ]*?),?(?: (.*))?", text)
-    value, detail = parts.groups("") if parts else (text, "")
-    return {"name": name, "value": value, "detail": detail}
 
 
 def _spread(lines: Sequence[Mapping[str, Any]]) -> str:

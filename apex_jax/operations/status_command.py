@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from argparse import ArgumentTypeError
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from apex_jax.host.argument_parser import Parser
 from apex_jax.host.errors import UsageError, short_repr
 from apex_jax.host.output import columns
 from apex_jax.host.program import NAME
-from apex_jax.operations.status_summary import ProcessStatus, with_roles
+from apex_jax.operations.records import ProcessStatus, statuses_of_run
 from apex_jax.transport.status_link import StatusError, fetch
 
 ANSWER_SECONDS = 4.0  # so that the command, with the start of Python, ends within 5 seconds
@@ -28,13 +28,15 @@ def run(arguments: Sequence[str]) -> int:
     options = _parser().parse_args(arguments)
     named = [_named(text) for text in [*options.addresses, *(_lines_of(options.fleet) if options.fleet else [])]]
     if not named:
-        raise UsageError("status: give an ADDRESS, or a file of them with --fleet; see status --help")
+        raise UsageError(
+            "status: give an ADDRESS or a run directory, or a file of them with --fleet; see status --help"
+        )
     if options.page is not None:
         from apex_jax.operations.fleet_page import serve  # not at the top: a table needs no curves, which take a second
 
-        return serve(lambda: _all_of(_ask_all(named)), options.page)
+        return serve(lambda: _with_roles(_ask_all(named)), options.page)
     answers = _ask_all(named)
-    statuses = _all_of(answers)
+    statuses = _with_roles(answers)
     if options.json:
         json.dump({answer.address: answer.content for answer in answers}, sys.stdout, indent=2)
         print()
@@ -55,19 +57,22 @@ def table(statuses: Sequence[ProcessStatus]) -> list[str]:
 
 def _ask_all(named: Sequence[tuple[str, str]]) -> list[ProcessStatus]:
     with ThreadPoolExecutor(ASKED_AT_ONCE) as threads:
-        return list(threads.map(lambda each: _ask(*each), named))
+        return [status for answers in threads.map(lambda each: _ask(*each), named) for status in answers]
 
 
-def _all_of(answers: Iterable[ProcessStatus]) -> list[ProcessStatus]:
-    return [status for answer in answers for status in with_roles(answer)]
+def _with_roles(answers: Sequence[ProcessStatus]) -> list[ProcessStatus]:
+    return [status for answer in answers for status in answer.with_roles()]
 
 
-def _ask(name: str, address: str) -> ProcessStatus:
+def _ask(name: str, place: str) -> list[ProcessStatus]:
+    """Returns the status of the process at an address, or of each process of a run directory."""
+    if place and "://" not in place and Path(place).is_dir():
+        return list(statuses_of_run(place))
     try:
-        _, content = fetch(address, ANSWER_SECONDS)
+        _, content = fetch(place, ANSWER_SECONDS)
     except StatusError as error:
-        return ProcessStatus(name or address, address, None, str(error))
-    return ProcessStatus(name or short_repr(content.get("name")), address, content, "")
+        return [ProcessStatus(name or place, place, None, str(error))]
+    return [ProcessStatus(name or short_repr(content.get("name")), place, content, "")]
 
 
 def _named(text: str) -> tuple[str, str]:
@@ -98,7 +103,7 @@ def _parser() -> Parser:
         " 1: one does not answer within 5 seconds, makes no progress, or cannot save what it has.",
         epilog=f"example: {NAME} status tcp://127.0.0.1:8080",
     )
-    what = "addresses.status of a process; NAME, such as learner, is shown for one that does not answer"
+    what = "a run directory of this machine, or addresses.status of a process; NAME is shown if it does not answer"
     parser.add_argument("addresses", nargs="*", metavar="[NAME=]ADDRESS", help=what)
     parser.add_argument("--fleet", metavar="FILE", help="a file with such an address in each line")
     page = "serve a page of these roles on this machine, until Ctrl-C (default: a free port); a local run has its own"

@@ -264,9 +264,8 @@ class LocalLinks:
         usual = tempfile.gettempdir()
         parent = usual if len(os.fsencode(usual)) <= LONGEST_TMPDIR else "/tmp"
         self._directory = tempfile.TemporaryDirectory(prefix="apex-jax-", dir=parent)
-        self.experience, self.sampling, self.weights, self.status = (
-            f"ipc://{os.path.join(self._directory.name, link)}"
-            for link in ("experience", "sampling", "weights", "status")
+        self.experience, self.sampling, self.weights = (
+            f"ipc://{os.path.join(self._directory.name, link)}" for link in ("experience", "sampling", "weights")
         )
 
     def close(self) -> None:

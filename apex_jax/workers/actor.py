@@ -192,19 +192,15 @@ class Actor:
         self.role.write_metrics(weights.environment_steps, values, dropped)
 
     def describe(self) -> dict[str, Any]:
-        """Returns the actor's status without its metrics. Callable from any thread."""
-        weights = self.in_use
+        """Returns the actor's part of its report. Callable from any thread."""
+        weights, frames = self.in_use, self.steps * self.role.config.environment.frame_skip
         return {
+            "counts": {"frames": frames, "segments": self.replay.acknowledged_segments},
             "peer_id": digest_of_peer_id(self.peer_id),
             "weights_version": weights.version if weights is not None else None,
             "weights_age_seconds": time.monotonic() - weights.published_seconds if weights is not None else None,
             "peers": {"replay": self.replay.peer_state, "learner": self.weights.peer_state},
         }
-
-    def counts(self) -> dict[str, int]:
-        """Returns the frames played, and the segments that the replay server has stored. Callable from any thread."""
-        frame_skip = self.role.config.environment.frame_skip
-        return {"frames": self.steps * frame_skip, "segments": self.replay.acknowledged_segments}
 
 
 # The opening
@@ -267,6 +263,6 @@ def run(config: Config, name: str, stop: StopSignal) -> int:
     spec = checked_spec(config)
     log_reading(config)
     with open_role(config, "actor", name, stop) as role, open_actor(role, spec) as actor:
-        role.describe, role.counts = actor.describe, actor.counts
+        role.describe = actor.describe
         actor.run()
     return stop.exit_code

@@ -68,9 +68,9 @@ def follow(role: RoleContext, spec: SegmentSpec) -> None:
         "weights_age_seconds": time.monotonic() - published_seconds,
         "steps_per_second": evaluator.steps_per_second,
         "peers": {"learner": client.peer_state},
-        "phase": phase,
+        "counts": {"evaluations": evaluations},
+        "does": phase if client.newest is not None else "waits for weights",
     }
-    role.counts = lambda: {"evaluations": evaluations}
     hint = "" if is_supervised else "; to evaluate a finished run instead, give checkpoint=RUN_DIRECTORY"
     _log.info("waiting for weights from the learner at %s%s", config.addresses.weights, hint)
     try:

@@ -223,12 +223,12 @@ class Learner:
         self.role.write_metrics(self.counters.environment_steps, values, dropped)
 
     def describe(self) -> dict[str, Any]:
-        """Returns the learner's status without its metrics. Callable from any thread."""
+        """Returns the learner's part of its report. Callable from any thread."""
         errors = self.record_failure, str(self.saver.checkpointer.error or "")
         updates, age = self.saver.checkpointer.saved_updates, self.saver.age_seconds(time.monotonic())
         return {
             "peer_id": digest_of_peer_id(self.peer_id),
-            "updates": self.counters.updates,
+            "counts": {"updates": self.counters.updates, "segments": self.segments},
             "environment_frames": self.counters.environment_frames,
             "weights_version": self.weights.version,
             "checkpoint": {"updates": updates, "age_seconds": age} if updates else None,
@@ -236,10 +236,6 @@ class Learner:
             "finished": self.is_finished,
             "peers": {"replay": self.replay.peer_state, "weights_clients": len(self.weights.clients)},
         }
-
-    def counts(self) -> dict[str, int]:
-        """Returns the updates of the run, and the segments received by this process. Callable from any thread."""
-        return {"updates": self.counters.updates, "segments": self.segments}
 
 
 # The opening
@@ -372,7 +368,7 @@ def run(config: Config, name: str, stop: StopSignal) -> int:
         check_resumable(config)
         try:
             with open_learner(role, spec) as learner:
-                role.describe, role.counts = learner.describe, learner.counts
+                role.describe = learner.describe
                 learn_and_end(learner, learner.learn)
         except jax.errors.JaxRuntimeError as error:
             # The state cannot be saved: the failed update has donated its buffers.

@@ -25,10 +25,10 @@ from apex_jax.host.machine import usable_cores
 from apex_jax.host.packages import untried_packages
 from apex_jax.host.program import NAME
 from apex_jax.operations.live_view import LiveView, final_summary, finished_summary
+from apex_jax.operations.process_report import ProcessReport
 from apex_jax.operations.progress import ProgressReader, RunProgress
 from apex_jax.operations.role_watch import RoleWatch
 from apex_jax.operations.run_page import RunPage
-from apex_jax.operations.status_page import StatusPage
 from apex_jax.operations.stopping import STOPPING, STOPPING_AFTER_THE_END, acknowledge
 from apex_jax.operations.storage_copy import LAST_COPY_SECONDS, fetch_missing
 from apex_jax.process import StopSignal
@@ -58,10 +58,7 @@ class LocalRun:
     """The processes of one run on this machine."""
 
     def __init__(self, config: Config, addresses: AddressConfig, stop: StopSignal, page: RunPage):
-        """`config`: with an existing run directory; `addresses`: unique to this run; `page`: receives the progress.
-
-        A role's status address is that of `addresses`, with the role's name appended.
-        """
+        """`config`: with an existing run directory; `addresses`: unique to this run; `page`: receives the progress."""
         self._config = config
         self._stop = stop
         self._page = page
@@ -69,7 +66,7 @@ class LocalRun:
         (self._directory / "logs").mkdir(exist_ok=True)
         config_path = self._directory / "logs" / "config.yaml"  # the learner writes the run's own config.yaml
         write_durably(config_path, to_yaml(config))
-        links = [f"addresses.{link}={yaml_text(of)}" for link, of in asdict(addresses).items() if link != "status"]
+        links = [f"addresses.{link}={yaml_text(of)}" for link, of in asdict(addresses).items()]
         self._arguments = ["--config", str(config_path), *links]
         self._roles = [
             self._new_role("replay", "replay"),
@@ -77,15 +74,13 @@ class LocalRun:
             *(self._new_role("actor", f"actor-{i}") for i in range(config.actor.processes)),
             self._new_role("evaluator", "evaluator"),
         ]
-        status = addresses.status
-        self._watch = RoleWatch({role.name: f"{status}-{role.name}" if status else "" for role in self._roles})
+        self._watch = RoleWatch(config.directory)
         self._over_seconds: float | None = None  # when the learner ended the run
         self._view: LiveView | None = None
 
     def run(self) -> None:
         """Runs until the run's limit or a signal. Raises RunError if a role cannot be kept alive."""
         reader = ProgressReader(str(self._directory), self._config)
-        self._watch.start()
         try:
             with LiveView(self._config, sys.stdout, page_address=self._page.address) as view:
                 self._view = view
@@ -101,7 +96,6 @@ class LocalRun:
             if self._stop.signal_number:
                 acknowledge(STOPPING if self._over_seconds is None else STOPPING_AFTER_THE_END)
             self._end_processes()  # within SAME_REQUEST_SECONDS of a signal that the roles received, too
-            self._watch.close()
         draw_curves(self._directory, self._config.environment.task)
         film = film_in_simulator(self._config, self._stop)
         progress = replace(reader.read(), film=film)
@@ -123,17 +117,18 @@ class LocalRun:
                 self._view.close()
 
     def report(self) -> dict[str, Any]:
-        """Returns the state and the last status report of each role. Callable from any thread."""
+        """Returns the state and the newest report of each role. Callable from any thread."""
         states = {role.name: role.state for role in self._roles}
-        finished = self._over_seconds is not None
-        return {"finished": finished, "roles": states, "reports": self._watch.reports.copy()}
+        others = ", ".join(f"{name} {state}" for name, state in states.items() if state != "running")
+        finished, reports = self._over_seconds is not None, self._watch.reports.copy()
+        return {"finished": finished, "roles": states, "reports": reports, "does": others or "all roles run"}
 
     def _new_role(self, role: str, name: str) -> RoleProcess:
         return RoleProcess(role, name, self._directory / "logs" / f"{name}.log")
 
     def _start(self, role: RoleProcess) -> None:
         self._end_processes_of_environments([role])
-        role.start([*self._arguments, f"addresses.status={self._watch.address_of(role.name)}"])
+        role.start(self._arguments)
         self._watch.started(role.name)
 
     def _with_roles(self, progress: RunProgress) -> RunProgress:
@@ -163,6 +158,7 @@ class LocalRun:
         return True
 
     def _keep_alive(self) -> None:
+        self._watch.look()
         for role in self._roles:
             code = role.exit_code()
             if role.state == "starting" and role.name in self._watch.reports:
@@ -316,16 +312,16 @@ def run(config: Config, name: str, stop: StopSignal) -> int:
         config = config.replace(actor=replace(config.actor, processes=actors))
     links = LocalLinks()
     try:
-        with open_run(config, stop) as run_page, StatusPage(config, "local", name, stop) as page:
+        with open_run(config, stop) as run_page, ProcessReport(config, "local", name, stop) as report:
             if run_page is None:
                 return stop.exit_code
             record_start(config)  # the learner adds to it; in one process it records the start itself
-            addresses = AddressConfig(links.experience, links.sampling, links.weights, links.status)
+            addresses = AddressConfig(links.experience, links.sampling, links.weights, status="")
             if not stop.is_set():
                 if chosen:
                     print(chosen, flush=True)
                 local = LocalRun(config.replace(run_directory=config.directory), addresses, stop, run_page)
-                page.report = local.report
+                report.describe = local.report
                 stop.on_second_signal = lambda: _end_at_once(local, links)
                 local.run()
     finally:

@@ -110,9 +110,10 @@ class ReplayServer:
         self._opened.close()
 
     def describe(self) -> dict[str, Any]:
-        """Returns the server's status without its metrics. Callable from any thread."""
-        learner = self.sampling.learner
+        """Returns the server's part of its report. Callable from any thread."""
+        learner, batches = self.sampling.learner, self.replay.limiter.sampled // self._role.config.learner.batch_size
         return {
+            "counts": {"segments": self.replay.buffer.inserted_segments, "batches": batches},  # since the run began
             "environment_frames": self._run_steps * self._frame_skip,
             "errors": self.replay.journal.failures,
             "peers": {
@@ -127,11 +128,6 @@ class ReplayServer:
                 ],
             },
         }
-
-    def counts(self) -> dict[str, int]:
-        """Returns what the server has done since the run began. Callable from any thread."""
-        batches = self.replay.limiter.sampled // self._role.config.learner.batch_size
-        return {"segments": self.replay.buffer.inserted_segments, "batches": batches}
 
     def _finish(self, stop: StopSignal) -> None:
         """Writes the last metrics and snapshot; if the run is over, drains the peers first."""
@@ -196,7 +192,7 @@ def run(config: Config, name: str, stop: StopSignal) -> int:
         if stop.is_set():
             return stop.exit_code
         server = ReplayServer(role, spec)
-        role.describe, role.counts = server.describe, server.counts
+        role.describe = server.describe
         _log.info(
             "replay of %d segments (%d transitions) on %s and %s",
             server.replay.buffer.capacity_segments,

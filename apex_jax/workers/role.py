@@ -1,4 +1,4 @@
-"""The parts common to every role's process: metrics, status page, sockets, run identity and storage copy."""
+"""The parts common to every role's process: metrics, report, sockets, run identity and storage copy."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ import zmq
 
 from apex_jax.config import Config
 from apex_jax.environments.environment import segment_spec
-from apex_jax.operations.role_progress import RoleProgress
-from apex_jax.operations.status_page import StatusPage
+from apex_jax.operations.process_report import ProcessReport
 from apex_jax.operations.storage_copy import StorageCopy
 from apex_jax.process import StopSignal, lock_name
 from apex_jax.run.identity import RunIdentity
@@ -25,10 +24,9 @@ Role: TypeAlias = Literal["actor", "replay", "learner", "evaluator"]
 
 
 class RoleContext:
-    """The common parts of a role, as one argument. The status page shows the metrics that the role writes last.
+    """The common parts of a role, as one argument. Its report has the metrics that the role writes last.
 
-    A role sets `describe`, which returns its status without metrics and may list the current `errors` of its disk, and
-    `counts`, which returns what it has done, such as {"updates": 7}. They are called on other threads.
+    A role sets `describe`, which returns its part of the report without metrics, see `ProcessReport`.
     """
 
     def __init__(
@@ -45,8 +43,6 @@ class RoleContext:
         self.stop = stop or StopSignal()
         self.run_identity = RunIdentity(config.directory)
         self.describe: Callable[[], Mapping[str, Any]] = dict
-        self.counts: Callable[[], Mapping[str, int]] = dict
-        self.progress = RoleProgress(config, lambda: self.counts(), lambda: self._written)
         self._storage = storage
         self.loggers: list[Logger] = []  # of services, beside the files
         self._writer = MetricsWriter(config.directory, name, "tensorboard" in config.metrics.loggers)
@@ -71,13 +67,13 @@ class RoleContext:
             logger.log(frames, self._written)
 
     def report(self) -> dict[str, Any]:
-        """Returns the role's status, with its metrics. Callable from any thread."""
+        """Returns the role's part of the report, with its metrics. Callable from any thread."""
         security = self.sockets.report() if isinstance(self.sockets, LinkContext) else {}
         content, metrics, errors = self.describe(), self._written, []
         if self._storage is not None:
             metrics, errors = {**metrics, **self._storage.metrics()}, self._storage.errors
         errors = [*content.get("errors", []), *errors]
-        return {**content, **security, **self.progress.report(), "errors": errors, "metrics": metrics}
+        return {**content, **security, "errors": errors, "metrics": metrics}
 
 
 def checked_spec(config: Config) -> SegmentSpec:
@@ -97,14 +93,14 @@ def checked_spec(config: Config) -> SegmentSpec:
 
 @contextlib.contextmanager
 def open_role(config: Config, role: Role, name: str, stop: StopSignal) -> Iterator[RoleContext]:
-    """Serves the status of the process, fetches missing files of its run, and yields the role's context.
+    """Reports what the process does, fetches missing files of its run, and yields the role's context.
 
     Raises RunError if a resource is unavailable, UsageError for missing or malformed keys.
     """
     with contextlib.ExitStack() as opened:
         if role == "actor" or role == "evaluator":  # the other roles lock their files
             opened.enter_context(lock_name(config.directory, name))
-        page = opened.enter_context(StatusPage(config, role, name, stop))
+        report = opened.enter_context(ProcessReport(config, role, name, stop))
         storage = None
         if role == "learner" or role == "replay":
             storage = opened.enter_context(StorageCopy(config, role, stop))
@@ -115,8 +111,7 @@ def open_role(config: Config, role: Role, name: str, stop: StopSignal) -> Iterat
         try:
             context = RoleContext(config, sockets, name, stop, storage)
             context.loggers = loggers
-            page.report = context.report
-            with context.progress:
-                yield context
+            report.describe = context.report
+            yield context
         finally:
             sockets.term()

@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from apex_jax.operations.status_summary import problems
+from apex_jax.operations.records import ProcessStatus
 from apex_jax.transport.status_link import StatusError, fetch
 from deploy.host.aws import client
 
@@ -54,14 +54,12 @@ def is_finished(role: str) -> bool:
 def is_healthy(address: str) -> bool:
     """Returns whether a role's status shows no problem; prints those that it shows, for the log of the host."""
     try:
-        _, content = fetch(address, TIMEOUT_SECONDS)
+        status = ProcessStatus("", address, fetch(address, TIMEOUT_SECONDS)[1], "")
     except StatusError as error:
-        found = [str(error)]
-    else:
-        found = problems(content)
-    for problem in found:
+        status = ProcessStatus("", address, None, str(error))
+    for problem in status.problems:
         print(f"not healthy: {problem}", flush=True)
-    return not found
+    return not status.problems
 
 
 def memory_used_percent(meminfo: str) -> float:

@@ -83,9 +83,9 @@ def test_compiled_programs_are_kept_in_the_users_cache(environ: dict[str, str], 
     keep_compiled_programs()
     assert Path(environ["JAX_COMPILATION_CACHE_DIR"]).is_dir()
     assert Path(environ["JAX_COMPILATION_CACHE_DIR"]).parent == tmp_path / "apex_jax"
-    environ["JAX_COMPILATION_CACHE_DIR"] = "elsewhere"
+    other = environ["JAX_COMPILATION_CACHE_DIR"] = str(tmp_path / "other")
     keep_compiled_programs()
-    assert environ["JAX_COMPILATION_CACHE_DIR"] == "elsewhere"
+    assert environ["JAX_COMPILATION_CACHE_DIR"] == other
 
 
 def test_without_a_writable_cache_programs_are_compiled_again(environ: dict[str, str], tmp_path: Path) -> None:

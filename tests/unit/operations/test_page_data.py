@@ -15,6 +15,7 @@ from apex_jax.config.load import load
 from apex_jax.operations import page_data as module
 from apex_jax.operations.live_view import rows
 from apex_jax.operations.page_data import MOST_POINTS, OtherRuns, RunLines, page_data, report_data
+from apex_jax.operations.records import Record
 from apex_jax.plotting.curves import read_run
 from apex_jax.workers.evaluator import Evaluation
 from tests.rigs.live_views import progress
@@ -66,12 +67,11 @@ def test_curve_of_many_points_keeps_its_ends(tmp_path: Path) -> None:
 
 def test_tiles_and_processes_hold_every_row_of_the_live_view(tmp_path: Path) -> None:
     data = data_of(tmp_path, training_return=None)
-    tiles = {tile["name"]: (tile["value"], tile["detail"]) for tile in data["tiles"]}
-    assert tiles["frames"] == ("12,345,678", "5,120 per second")
-    assert tiles["training return"] == ("none yet", "(exploring)")
-    shown = {name: f"{value} {detail}".strip() for name, (value, detail) in tiles.items()} | dict(data["facts"])
-    for name, text in rows(Config(), progress(training_return=None)):
-        assert shown[name].replace(",", "") == text.replace(",", "")
+    shown = [Record(**tile) for tile in data["tiles"]]
+    assert Record("frames", "12,345,678", "", "5,120 per second") in shown
+    assert Record("training return", "none yet", "(exploring)") in shown
+    for record in rows(Config(), progress(training_return=None)):
+        assert record in shown or [record.name, record.value] in data["facts"]
 
 
 def test_loss_and_speed_are_curves_and_values_without_a_logarithm_are_left_out(tmp_path: Path) -> None:

@@ -2,63 +2,83 @@
 
 from __future__ import annotations
 
-from unittest import mock
+import json
+import os
+from pathlib import Path
 
 import pytest
 
+from apex_jax.operations.process_report import STARTING_SECONDS, STUCK_SECONDS
+from apex_jax.operations.records import report_path
 from apex_jax.operations.role_watch import RoleWatch
-from apex_jax.transport.status_link import StatusError
-from tests.rigs.links import free_address, wait_until
-from tests.rigs.statuses import Served, served
+from tests.rigs.live_views import Clock
 
-__all__ = ["served"]
+
+class Reports:
+    """A watch on a clock of its own, and what its roles write."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory, self.clock = directory, Clock()
+        self.watch = RoleWatch(str(directory), self.clock)
+        self._written = 0
+
+    def write(self, name: str, text: str = '{"healthy": true}') -> None:
+        path = report_path(self.directory, name)
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
+        self._written += 1
+        os.utime(path, ns=(self._written, self._written))  # a file system may not tell two writes at once apart
+
+    def passes(self, seconds: float, *writing: str) -> None:
+        for _ in range(int(seconds)):
+            self.clock.now += 1.0
+            for name in writing:
+                self.write(name)
+            self.watch.look()
 
 
 @pytest.fixture
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, seconds in dict(POLL=0.02, ANSWER=0.2, STARTING=0.0, STUCK=0.1).items():
-        monkeypatch.setattr(f"apex_jax.operations.role_watch.{name}_SECONDS", seconds)
+def reports(tmp_path: Path) -> Reports:
+    return Reports(tmp_path)
 
 
-@pytest.mark.usefixtures("quick")
-def test_watch_finds_a_silent_role_and_one_without_progress(served: Served) -> None:
-    watch = RoleWatch({"learner": served.address, "replay": free_address(), "actor-0": "", "evaluator": free_address()})
-    watch.start()
-    for name in ("learner", "replay", "actor-0"):
-        watch.started(name)
-    wait_until(lambda: watch.fault("replay")[0])
-    assert "has not answered for" in watch.fault("replay")[0]
-    assert watch.fault("replay")[1] > 0
-    wait_until(lambda: "learner" in watch.reports)
-    assert [watch.fault(name) for name in ("learner", "actor-0", "evaluator")] == 3 * [("", 0.0)]
-    served.healthy, served.content = False, {"role": "learner", "progress_age_seconds": 77.0}
-    wait_until(lambda: watch.fault("learner") == ("has made no progress for 77 s", 77.0))
-    watch.ended("learner")
-    assert watch.fault("learner") == ("", 0.0)
-    served.healthy = True
-    watch.started("learner")
-    wait_until(lambda: "learner" in watch.reports)
-    assert watch.fault("learner") == ("", 0.0)
-    watch.close()
+def test_a_role_that_no_longer_reports_is_found_and_one_that_starts_has_longer(reports: Reports) -> None:
+    reports.write("replay")  # of an earlier start
+    for name in ("learner", "replay"):
+        reports.watch.started(name)
+    reports.passes(STUCK_SECONDS + 5, "learner")
+    assert [reports.watch.fault(name) for name in ("learner", "replay", "evaluator")] == 3 * [("", 0.0)]
+    assert reports.watch.reports.keys() == {"learner"}
+    reports.passes(STUCK_SECONDS + 5)
+    assert reports.watch.fault("learner") == ("has not reported for 65 s", 65.0)
+    reports.passes(STARTING_SECONDS)
+    assert reports.watch.fault("replay")[1] > STARTING_SECONDS
+    reports.watch.ended("learner")
+    assert reports.watch.fault("learner") == ("", 0.0)
+    reports.watch.started("learner")
+    reports.passes(2, "learner")
+    assert reports.watch.fault("learner") == ("", 0.0)
 
 
-@pytest.mark.usefixtures("quick")
-def test_time_while_the_supervisor_is_stopped_does_not_count_as_silence(monkeypatch: pytest.MonkeyPatch) -> None:
-    seconds, asked = [1000.0], []
+def test_a_role_that_reports_that_its_loop_stands_still_is_found(reports: Reports) -> None:
+    reports.watch.started("learner")
+    reports.write("learner", json.dumps({"healthy": False, "progress_age_seconds": 77.0}))
+    reports.passes(1)
+    assert reports.watch.fault("learner") == ("has made no progress for 77 s", 77.0)
 
-    def fetch(address: str, _: float) -> None:
-        asked.append(address)
-        raise StatusError("silent")
 
-    monkeypatch.setattr("apex_jax.operations.role_watch.STARTING_SECONDS", 100.0)
-    monkeypatch.setattr("apex_jax.operations.role_watch.time", mock.Mock(monotonic=lambda: seconds[0]))
-    monkeypatch.setattr("apex_jax.operations.role_watch.fetch", fetch)
-    watch = RoleWatch({"replay": "tcp://127.0.0.1:1"})
-    watch.started("replay")
-    watch.start()
-    wait_until(lambda: asked)
-    seconds[0] += 5000.0  # a suspension
-    before = len(asked)
-    wait_until(lambda: len(asked) > before + 2)
-    assert watch.fault("replay") == ("", 0.0)
-    watch.close()
+@pytest.mark.parametrize("text", ["", "[]", "{", '{"healthy": 0, "progress_age_seconds": []}'])
+def test_a_role_that_has_no_room_to_report_lives(reports: Reports, text: str) -> None:
+    reports.watch.started("learner")
+    for _ in range(int(2 * STUCK_SECONDS)):
+        reports.write("learner", text)
+        reports.passes(1)
+    assert reports.watch.fault("learner") == ("", 0.0)
+
+
+def test_time_while_the_supervisor_is_stopped_does_not_count_as_silence(reports: Reports) -> None:
+    reports.watch.started("replay")
+    reports.passes(5, "replay")
+    reports.clock.now += 5000.0  # a suspension
+    reports.watch.look()
+    assert reports.watch.fault("replay") == ("", 0.0)

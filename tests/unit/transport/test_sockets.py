@@ -166,10 +166,10 @@ def test_the_links_of_one_machine_are_private_whatever_tmpdir_is_and_leave_nothi
         directory.mkdir()
         monkeypatch.setattr(tempfile, "tempdir", str(directory))
         links = LocalLinks()
-        folder = Path(links.status.removeprefix("ipc://")).parent
+        folder = Path(links.weights.removeprefix("ipc://")).parent
         assert folder.stat().st_mode & 0o777 == 0o700
         assert (folder.parent == directory) == (length <= 71)
-        addresses = (links.experience, links.sampling, f"{links.status}-actor-1023")
+        addresses = (links.experience, links.sampling, links.weights)
         for serve, address in zip(SERVE, addresses, strict=True):
             opened(serve, address)
         links.close()

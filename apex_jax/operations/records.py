@@ -1,0 +1,124 @@
+"""What a process reports, as records to show, problems and warnings; and how a reader gets the report of a process."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from apex_jax.host.disk import read_regular
+from apex_jax.host.errors import printable, short_repr
+from apex_jax.run.metric_files import is_number
+
+FOLDER = "reports"  # of a run directory: NAME.json for each process that runs
+REPORT_SECONDS = 1.0  # between two reports of a process
+LATE_SECONDS = 10.0  # without a report, after which a reader takes a process for stopped
+MAX_REPORT_BYTES = 2**20
+MAX_LINES = 6  # of the problems and of the warnings of a process
+LINE_CHARACTERS = 400  # of an error or a warning
+
+
+class Record(NamedTuple):
+    """One thing that a report, the live view or a page shows."""
+
+    name: str  # such as "updates"
+    value: str  # such as "98,765"
+    unit: str = ""  # or what else follows the value in one phrase
+    detail: str = ""
+
+    @property
+    def text(self) -> str:
+        """The record on one line, without its name."""
+        return ", ".join(filter(None, (f"{self.value} {self.unit}".strip(), self.detail)))
+
+
+class ProcessStatus(NamedTuple):
+    """The report of a process, as its reader has it: a peer may have put anything into it."""
+
+    name: str  # as given, or as the process reports it
+    address: str
+    content: dict[str, Any] | None
+    error: str  # why there is no content
+
+    @property
+    def problems(self) -> list[str]:
+        """What keeps the process from its work or from saving it, at most MAX_LINES lines."""
+        return [self.error] if self.content is None else self._lines("problems")
+
+    @property
+    def warnings(self) -> list[str]:
+        """What the process advises to change, at most MAX_LINES lines."""
+        return self._lines("warnings")
+
+    @property
+    def records(self) -> list[Record]:
+        """What the process does, how fast, how much it has done and how old what it saved is."""
+        rows = (self.content or {}).get("records")
+        rows = rows if isinstance(rows, list) else []
+        return [Record(*map(short_repr, row)) for row in rows if isinstance(row, list) and len(row) == 4]
+
+    @property
+    def cells(self) -> tuple[str, str, str]:
+        """The records in three columns: what the process does now, how fast, and the others."""
+        if self.content is None:
+            return "unreachable", "", ""
+        texts = {record.name: record.text for record in self.records}
+        does, speed = texts.pop("does", ""), texts.pop("speed", "")
+        return does, speed, "; ".join(f"{name} {text}" for name, text in texts.items())
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """The newest values of the process by tag."""
+        return {tag: value for tag, value in _dict(self.content, "metrics").items() if is_number(value)}
+
+    @property
+    def frames(self) -> float:
+        """The frames of the run, as the process knows them; 0 if it does not."""
+        number = (self.content or {}).get("environment_frames")
+        return number if is_number(number) else 0
+
+    def with_roles(self) -> list[ProcessStatus]:
+        """Returns this status, then those that a supervisor has of its processes."""
+        reports = _dict(self.content, "reports")
+        names = {name: f"{self.name}/{short_repr(name)}" for name in reports}
+        return [self, *(ProcessStatus(names[name], self.address, _dict(reports, name), "") for name in reports)]
+
+    def _lines(self, name: str) -> list[str]:
+        lines = (self.content or {}).get(name)
+        texts = [line for line in lines if isinstance(line, str)] if isinstance(lines, list) else []
+        return [printable(line)[:LINE_CHARACTERS] for line in texts[:MAX_LINES]]
+
+
+def _dict(content: Mapping[str, Any] | None, name: str) -> dict[str, Any]:
+    value = (content or {}).get(name)
+    return value if isinstance(value, dict) else {}
+
+
+def report_path(run_directory: str | Path, name: str) -> Path:
+    """Returns the file of the report of a process."""
+    return Path(run_directory, FOLDER, f"{name}.json")
+
+
+def read_report(path: Path) -> dict[str, Any] | None:
+    """Returns a report; None if the file holds none."""
+    try:
+        content = json.loads(read_regular(path, MAX_REPORT_BYTES))
+    except (OSError, ValueError, RecursionError):
+        return None
+    return content if isinstance(content, dict) else None
+
+
+def statuses_of_run(run_directory: str) -> Iterator[ProcessStatus]:
+    """Yields the status of each process of a run directory that has not ended by itself."""
+    paths = sorted(Path(run_directory, FOLDER).glob("*.json"))
+    for path in paths:
+        age_seconds = time.time() - path.stat().st_mtime
+        if age_seconds > LATE_SECONDS:
+            error = f"has not reported for {age_seconds:,.0f} s: it is stopped, or was killed"
+            yield ProcessStatus(path.stem, str(path), None, error)
+        elif (content := read_report(path)) is not None:  # a supervisor's roles have reports of their own
+            yield ProcessStatus(path.stem, str(path), {**content, "reports": {}}, "")
+    if not paths:
+        yield ProcessStatus(run_directory, run_directory, None, f"no process runs: there is no report in {FOLDER}/")
