@@ -64,7 +64,7 @@ BUDGETS = {
         "workers": 2_112,
         "links": 1_488,
         "environments": 1_484,
-        "operations": 1_226,
+        "operations": 1_520,
         "transport": 1_148,
         "run": 1_154,
         ".": 1_279,
@@ -76,7 +76,7 @@ BUDGETS = {
         "host": 361,
     },
     "tests": {
-        "unit": 12_579,
+        "unit": 12_831,
         "rigs": 2_587,
         "system": 2_549,
         "faults": 1_621,
