@@ -10,7 +10,7 @@ from apex_jax.host.output import outlast_full_disk, printed
 from apex_jax.host.program import CHECKOUT
 
 COMMANDS = {  # they train nothing, and each has a command line of its own
-    "plot": "apex_jax.plotting.plot_command",
+    "plot": "apex_jax.plotting.plot",
     "keys": "apex_jax.transport.keys",
     "status": "apex_jax.operations.status_command",
     "storage": "apex_jax.operations.storage_copy",

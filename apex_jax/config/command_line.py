@@ -28,10 +28,9 @@ from apex_jax.config.load import (
     settings_of,
     yaml_text,
 )
-from apex_jax.host.argument_parser import Parser
 from apex_jax.host.disk import run_of_checkpoint
 from apex_jax.host.errors import UsageError, short_repr
-from apex_jax.host.program import NAME
+from apex_jax.host.program import NAME, Parser
 
 ROLES = ("local", "actor", "replay", "learner", "evaluator")
 OPTIONS = ("--help", "--version", "--role", "--config", "--print-config", "--name")

@@ -8,9 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from apex_jax.config.load import parse_overrides
-from apex_jax.host.argument_parser import Parser
 from apex_jax.host.errors import RunError, UsageError, short_repr
-from apex_jax.host.program import NAME
+from apex_jax.host.program import NAME, Parser
 
 CODE = ("algorithm.name", "network.name")  # keys whose values may name code
 

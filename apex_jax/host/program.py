@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import shlex
 import sys
 from pathlib import Path
+from typing import Any, NoReturn
+
+from apex_jax.host.errors import UsageError
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 _IS_CHECKOUT = (_PACKAGE.parent / "main.py").is_file() and (_PACKAGE.parent / "pyproject.toml").is_file()
@@ -31,3 +35,19 @@ def shell_command(python: str) -> str:
         return NAME
     main = os.path.relpath(_PACKAGE.parent / "main.py")
     return f"{python} {shlex.quote(os.path.abspath(main) if main.startswith(os.pardir) else main)}"
+
+
+# The argument parser of every command -------------------------------------------------------------------------------
+
+
+class Parser(argparse.ArgumentParser):
+    """Raises UsageError instead of exiting; takes options by their whole names only. `command`: such as "plot"."""
+
+    def __init__(self, command: str = "", **options: Any) -> None:
+        # A subparser gets its own prog.
+        super().__init__(**{"prog": f"{NAME} {command}".strip(), "allow_abbrev": False, **options})
+
+    def error(self, message: str) -> NoReturn:
+        """Raises UsageError for an invalid command line."""
+        command = self.prog.removeprefix(NAME).strip()
+        raise UsageError(f"{command}: {message}; see {self.prog} --help" if command else f"{message}; see --help")

@@ -16,7 +16,7 @@ from apex_jax.host.errors import RunError, printable
 from apex_jax.run.identity import RunIdentity
 from apex_jax.transport import sockets
 from apex_jax.transport.messages import Refusal, Rejoin
-from apex_jax.transport.monitor import ClientMonitor
+from apex_jax.transport.sockets import ClientMonitor
 from apex_jax.transport.wire import WireError
 
 _log = logging.getLogger(__name__)

@@ -28,8 +28,8 @@ from apex_jax.transport.messages import (
     WeightsOffer,
     WeightsRequest,
 )
-from apex_jax.transport.monitor import ServerMonitor
 from apex_jax.transport.params_codec import encode_weights
+from apex_jax.transport.sockets import ServerMonitor
 
 _log = logging.getLogger(__name__)
 

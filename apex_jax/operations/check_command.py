@@ -11,9 +11,8 @@ from apex_jax.config import Config
 from apex_jax.config.command_line import parse
 from apex_jax.environments.environment import VectorEnvironment, describe, segment_spec, try_out
 from apex_jax.environments.tasks import trainable
-from apex_jax.host.argument_parser import Parser
 from apex_jax.host.output import columns
-from apex_jax.host.program import NAME
+from apex_jax.host.program import NAME, Parser
 from apex_jax.types import SegmentSpec
 
 SECONDS = 2.0  # of random steps

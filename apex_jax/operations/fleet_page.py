@@ -7,9 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from apex_jax.host.errors import short_repr
-from apex_jax.operations.page_data import POLL_SECONDS, KeptLines, charts
 from apex_jax.operations.records import ProcessStatus, Record
-from apex_jax.operations.run_page import answer_of_page, serve_page
+from apex_jax.operations.run_page import POLL_SECONDS, KeptLines, answer_of_page, charts, serve_page
 from apex_jax.process import StopSignal
 
 

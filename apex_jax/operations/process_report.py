@@ -23,18 +23,16 @@ import numpy as np
 from apex_jax.config import Config
 from apex_jax.host.disk import open_regular
 from apex_jax.operations.diagnosis import Diagnosis
-from apex_jax.operations.records import REPORT_SECONDS, Record, report_path
+from apex_jax.operations.records import REPORT_SECONDS, STARTING_SECONDS, STUCK_SECONDS, Record, report_path
 from apex_jax.process import SUPERVISED, StopSignal
 from apex_jax.run.metrics import resident_memory_bytes
 from apex_jax.run.provenance import commit, version
 from apex_jax.transport.addresses import is_loopback
-from apex_jax.transport.status_link import StatusServer
+from apex_jax.transport.http_link import StatusServer
 from apex_jax.transport.wire import PROTOCOL_VERSION
 
 _log = logging.getLogger(__name__)
 
-STUCK_SECONDS = 60.0  # a process whose loop has not iterated for this long is not healthy
-STARTING_SECONDS = 300.0  # the limit for a process that is younger than this, because it may compile
 LINE_SECONDS = 60.0  # between two lines in the log
 HEARTBEAT_SECONDS = 10.0  # between two heartbeats for systemd
 RESTART_SECONDS = 3 * HEARTBEAT_SECONDS  # without a heartbeat, until systemd restarts the process

@@ -1,10 +1,12 @@
-"""What a process reports, as records to show, problems and warnings; and how a reader gets the report of a process."""
+"""What a process reports, how others read it, and which roles a supervisor finds without progress."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,6 +16,8 @@ from apex_jax.run.metric_files import is_number
 
 FOLDER = "reports"  # of a run directory: NAME.json for each process that runs
 REPORT_SECONDS = 1.0  # between two reports of a process
+STUCK_SECONDS = 60.0  # a process whose loop has not iterated for this long is not healthy
+STARTING_SECONDS = 300.0  # the limit for a process that is younger than this, because it may compile
 LATE_SECONDS = 10.0  # without a report, after which a reader takes a process for stopped
 MAX_REPORT_BYTES = 2**20
 MAX_LINES = 6  # of the problems and of the warnings of a process
@@ -122,3 +126,70 @@ def statuses_of_run(run_directory: str) -> Iterator[ProcessStatus]:
             yield ProcessStatus(path.stem, str(path), {**content, "reports": {}}, "")
     if not paths:
         yield ProcessStatus(run_directory, run_directory, None, f"no process runs: there is no report in {FOLDER}/")
+
+
+# What a local run does with the reports of its roles: it finds those that live and do nothing -----------------------
+
+
+@dataclass
+class _Watched:
+    """A role that runs."""
+
+    written: int  # time of its file, nanoseconds
+    silent_seconds: float = 0.0  # since its report was written
+    has_reported: bool = False  # since its start
+
+
+class RoleWatch:
+    """Reads the reports that the roles of a local run write every second.
+
+    Time without a report counts only while this process itself runs, so a suspended machine or a stopped supervisor
+    does not make the roles look silent.
+    """
+
+    def __init__(self, run_directory: str, clock: Callable[[], float] = time.monotonic):
+        self.reports: dict[str, dict[str, Any]] = {}  # newest report of each role that has reported
+        self._directory, self._clock = run_directory, clock
+        self._roles: dict[str, _Watched] = {}  # those that run
+        self._looked = clock()
+
+    def started(self, name: str) -> None:
+        """Starts watching a role that has just been started or restarted."""
+        self._roles[name] = _Watched(self._written(name))
+
+    def ended(self, name: str) -> None:
+        """Stops watching a role that does not run."""
+        self._roles.pop(name, None)
+        self.reports.pop(name, None)
+
+    def look(self) -> None:
+        """Reads the reports, at most once in REPORT_SECONDS."""
+        passed = self._clock() - self._looked
+        if passed < REPORT_SECONDS:
+            return
+        self._looked += passed
+        for name, role in self._roles.items():
+            written = self._written(name)
+            role.silent_seconds += min(passed, 2 * REPORT_SECONDS)
+            if written not in (0, role.written):
+                role.written, role.silent_seconds, role.has_reported = written, 0.0, True
+                content = read_report(report_path(self._directory, name))  # None: the disk is full
+                self.reports[name] = content or self.reports.get(name, {})
+
+    def fault(self, name: str) -> tuple[str, float]:
+        """Returns the fault of a running role and its duration in seconds; ("", 0.0) if there is none."""
+        if (role := self._roles.get(name)) is None:
+            return "", 0.0
+        report = self.reports.get(name, {})
+        if report.get("healthy") is False:
+            age = report.get("progress_age_seconds")
+            idle = float(age) if is_number(age) else STUCK_SECONDS
+            return f"has made no progress for {idle:.0f} s", idle
+        limit = STUCK_SECONDS if role.has_reported else STARTING_SECONDS  # imports take long on a busy machine
+        silent = role.silent_seconds
+        return (f"has not reported for {silent:.0f} s", silent) if silent > limit else ("", 0.0)
+
+    def _written(self, name: str) -> int:
+        with contextlib.suppress(OSError):
+            return report_path(self._directory, name).stat().st_mtime_ns
+        return 0

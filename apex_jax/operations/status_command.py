@@ -9,12 +9,11 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from apex_jax.host.argument_parser import Parser
 from apex_jax.host.errors import UsageError, short_repr
 from apex_jax.host.output import columns
-from apex_jax.host.program import NAME
+from apex_jax.host.program import NAME, Parser
 from apex_jax.operations.records import ProcessStatus, statuses_of_run
-from apex_jax.transport.status_link import StatusError, fetch
+from apex_jax.transport.http_link import StatusError, fetch
 
 ANSWER_SECONDS = 4.0  # so that the command, with the start of Python, ends within 5 seconds
 ASKED_AT_ONCE = 64  # addresses

@@ -11,9 +11,8 @@ from pathlib import Path
 
 from apex_jax.config import Config
 from apex_jax.config.rules import requirement_of_storage_url
-from apex_jax.host.argument_parser import Parser
 from apex_jax.host.errors import RunError, UsageError, short_repr
-from apex_jax.host.program import NAME
+from apex_jax.host.program import NAME, Parser
 from apex_jax.process import FETCHED, StopSignal
 from apex_jax.run.identity import RunIdentity
 from apex_jax.run.storage import SECTIONS, Section, Storage, StorageError, local_progress, progress_of

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from apex_jax.environments.tasks import Task, families, names, trainable
-from apex_jax.host.argument_parser import Parser
 from apex_jax.host.errors import UsageError, short_repr
 from apex_jax.host.output import columns
-from apex_jax.host.program import NAME
+from apex_jax.host.program import NAME, Parser
 
 
 def run(arguments: Sequence[str]) -> int:

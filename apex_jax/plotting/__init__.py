@@ -2,7 +2,6 @@
 
 curves        metrics of runs -> curves; groups of runs that differ only in the seed; packed runs; interquartile means
 plot          curves -> pictures and a table
-plot_command  `python main.py plot`
 video         frames -> .mp4 and .gif
 """
 

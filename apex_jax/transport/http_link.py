@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
+import http.client
 import io
 import json
 import logging
+import os
 import re
 import socket
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from http.server import BaseHTTPRequestHandler
 from socketserver import BaseServer, TCPServer, ThreadingMixIn
 from typing import Any, BinaryIO, NamedTuple
+
+from apex_jax.host.errors import RunError
+from apex_jax.transport.addresses import check_path_is_free, is_loopback, resolve, split
 
 _log = logging.getLogger(__name__)
 
@@ -120,3 +126,151 @@ class _Handler(BaseHTTPRequestHandler):
 def error_answer(status: int, message: str) -> Answer:
     """Returns an error as JSON."""
     return Answer(status, "application/json", json.dumps({"error": message}).encode() + b"\n")
+
+
+# The status link: the report of a process, for users, supervisors, load balancers and Prometheus --------------------
+
+
+MAX_REPLY_BYTES = 2**20
+
+Report = Callable[[], tuple[bool, dict[str, Any]]]  # (healthy, content of the status)
+
+
+class StatusError(RunError):
+    """A status cannot be fetched or served; the message has the address and the reason."""
+
+
+class StatusServer(HttpServer):
+    """Answers `GET /status` and `/` with a report as JSON (200 if healthy, else 503), `GET /metrics` with gauges."""
+
+    def __init__(self, address: str, report: Report):
+        """Binds (or raises StatusError) and starts the thread. `report` is called on other threads and must be fast."""
+        self._report = report
+        self._path = split(address).path
+        super().__init__(_listen(address), self._status, "status", is_loopback(address) and not self._path)
+
+    def close(self) -> None:
+        """Ends the thread and frees the address."""
+        super().close()
+        if self._path:
+            with contextlib.suppress(OSError):
+                os.unlink(self._path)
+
+    def _status(self, path: str) -> Answer:
+        if path not in ("/", "/status", "/metrics"):
+            return error_answer(404, "there are only /status and /metrics")
+        healthy, content = self._report()
+        if path == "/metrics":
+            return Answer(200, "text/plain; version=0.0.4; charset=utf-8", gauges(content))
+        return Answer(200 if healthy else 503, "application/json", json.dumps(content, indent=2).encode() + b"\n")
+
+
+def fetch(address: str, seconds: float) -> tuple[bool, dict[str, Any]]:
+    """Returns whether the process at a status address is healthy, and its report, within `seconds`.
+
+    Raises UsageError for a malformed address, StatusError for a missing or invalid answer.
+    """
+    connection = http.client.HTTPConnection("localhost")
+    try:
+        with _connected(address, seconds) as connection.sock:
+            connection.request("GET", "/status")
+            with connection.getresponse() as response:
+                return _parsed(address, response.status, response.read(MAX_REPLY_BYTES))
+    except TimeoutError:
+        raise StatusError(
+            f"{address} has not answered within {seconds:g} s: the process is stopped, or stuck"
+        ) from None
+    except (OSError, UnicodeError) as error:  # UnicodeError: a host name with an empty or too long part
+        reason = getattr(error, "strerror", None) or error
+        raise StatusError(f"{address} does not answer: {reason}; is the process running?") from None
+    except http.client.HTTPException:
+        return _parsed(address, 0, b"")
+
+
+def _connected(address: str, seconds: float) -> socket.socket:
+    """Returns a connection to the address. Raises OSError."""
+    parts = split(address)
+    if not parts.path:
+        return socket.create_connection((parts.host, parts.port), seconds)
+    client = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    client.settimeout(seconds)
+    try:
+        client.connect(parts.path)
+    except OSError:
+        client.close()
+        raise
+    return client
+
+
+def _parsed(address: str, status: int, body: bytes) -> tuple[bool, dict[str, Any]]:
+    try:
+        content = json.loads(body)
+    except (ValueError, RecursionError):
+        content = None
+    if status not in (200, 503) or not isinstance(content, dict) or "role" not in content:
+        raise StatusError(f"{address} answers, but not as an apex_jax process: is the address right?")
+    return status == 200, content
+
+
+def _listen(address: str) -> socket.socket:
+    parts = split(address)
+    try:
+        if parts.path:
+            return _listen_at_path(parts.path)
+        family, place = (socket.AF_INET, ("", parts.port)) if parts.host == "*" else resolve(parts)[0]
+        listener = socket.create_server(place[:2], family=family, backlog=BACKLOG)
+        listener.setblocking(False)
+        return listener
+    except (OSError, RunError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise StatusError(
+            f"addresses.status={address} cannot be served: {reason}; choose a free address of this machine"
+        ) from None
+
+
+def _listen_at_path(path: str) -> socket.socket:
+    """Returns a listener; replaces the socket of a dead process, but neither a live server's socket nor a file."""
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        check_path_is_free(path)
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path)
+        listener.bind(path)
+        os.chmod(path, 0o600)
+        listener.listen(BACKLOG)
+        listener.setblocking(False)
+    except OSError:
+        listener.close()
+        raise
+    return listener
+
+
+# The status of a process in Prometheus's text format -----------------------------------------------------------------
+
+
+def gauges(content: Mapping[str, Any]) -> bytes:
+    """Returns the numbers of a report in Prometheus's text format, labelled with the role and name of the process.
+
+    `{"metrics": {"learner/updates": 5}}` becomes `apex_jax_learner_updates`; lists and strings are omitted. The
+    `reports` that a local run has of its processes are labelled with those, as if each had been fetched by itself.
+    """
+    from prometheus_client import CollectorRegistry, Gauge, generate_latest  # imported here: takes 0.1 s
+
+    registry = CollectorRegistry()
+    gauges: dict[str, Gauge] = {}
+    for report in ({**content, "reports": None}, *content.get("reports", {}).values()):
+        labels = {"role": str(report.get("role")), "name": str(report.get("name"))}
+        for name, number in _numbers("", {**report, **report.get("metrics", {}), "metrics": None}):
+            if name not in gauges:
+                gauges[name] = Gauge(f"apex_jax_{name}", "see docs/metrics.md", list(labels), registry=registry)
+            gauges[name].labels(**labels).set(number)
+    return generate_latest(registry)
+
+
+def _numbers(name: str, value: Any) -> Iterator[tuple[str, float]]:
+    """Yields (name, number) of each number in a report; nested names are joined by "_"."""
+    if isinstance(value, Mapping):
+        for key, member in value.items():
+            yield from _numbers(re.sub(r"\W", "_", f"{name}_{key}" if name else key), member)
+    elif isinstance(value, bool | int | float):
+        yield name, float(value)

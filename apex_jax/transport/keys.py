@@ -19,10 +19,9 @@ from pathlib import Path
 import zmq
 from zmq.utils import z85
 
-from apex_jax.host.argument_parser import Parser
 from apex_jax.host.disk import write_durably
 from apex_jax.host.errors import RunError, UsageError, short_repr
-from apex_jax.host.program import NAME
+from apex_jax.host.program import NAME, Parser
 
 ROLES = ("replay", "learner", "actor", "evaluator")
 KEY_CHARACTERS = 40  # 32 bytes in Z85

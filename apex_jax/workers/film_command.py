@@ -18,9 +18,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from apex_jax.config.load import parse_overrides
-from apex_jax.host.argument_parser import Parser
 from apex_jax.host.errors import RunError, first_line
-from apex_jax.host.program import NAME
+from apex_jax.host.program import NAME, Parser
 from apex_jax.plotting.video import video_paths, video_writer
 from apex_jax.run.best import run_directory_of
 from apex_jax.run.evaluations import return_text

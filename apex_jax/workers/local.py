@@ -21,13 +21,12 @@ from apex_jax.device import actor_processes, has_gpu
 from apex_jax.environments.environment import can_render, log_reading, try_out
 from apex_jax.host.disk import lock_file, write_durably
 from apex_jax.host.errors import FatalError, RunError, UsageError, printable
-from apex_jax.host.machine import usable_cores
-from apex_jax.host.packages import untried_packages
+from apex_jax.host.machine import untried_packages, usable_cores
 from apex_jax.host.program import NAME
 from apex_jax.operations.live_view import LiveView, final_summary, finished_summary
 from apex_jax.operations.process_report import ProcessReport
 from apex_jax.operations.progress import ProgressReader, RunProgress
-from apex_jax.operations.role_watch import RoleWatch
+from apex_jax.operations.records import RoleWatch
 from apex_jax.operations.run_page import RunPage
 from apex_jax.operations.stopping import STOPPING, STOPPING_AFTER_THE_END, acknowledge
 from apex_jax.operations.storage_copy import LAST_COPY_SECONDS, fetch_missing

@@ -21,7 +21,7 @@ from apex_jax.replay.replay import Replay
 from apex_jax.run.metrics import RateMeter
 from apex_jax.segment_codec import max_body_bytes
 from apex_jax.transport import sockets
-from apex_jax.transport.monitor import ServerMonitor
+from apex_jax.transport.sockets import ServerMonitor
 from apex_jax.types import SegmentSpec
 from apex_jax.workers.role import RoleContext, open_role
 

@@ -32,8 +32,7 @@ def run(config: Config, seeds: Sequence[int], name: str, stop: StopSignal) -> in
 
 def plot(configs: Sequence[Config]) -> None:
     """Draws the runs in one picture beside the first of them, writes their table there, and prints both paths."""
-    from apex_jax.plotting.plot import draw_groups, table  # imported here: matplotlib takes 1 s
-    from apex_jax.plotting.plot_command import groups_of
+    from apex_jax.plotting.plot import draw_groups, groups_of, table  # imported here: matplotlib takes 1 s
 
     groups = groups_of([each.directory for each in configs])
     first = configs[0]  # its directory is named <task>-<seed>, without characters that no file name can have

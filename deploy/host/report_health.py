@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from apex_jax.operations.records import ProcessStatus
-from apex_jax.transport.status_link import StatusError, fetch
+from apex_jax.transport.http_link import StatusError, fetch
 from deploy.host.aws import client
 
 TIMEOUT_SECONDS = 10.0

@@ -74,8 +74,8 @@ def test_fault_35_invalid_actions_never_reach_envpool(action: np.ndarray, env_id
 # Stuck ------------------------------------------------------------------------------------------------------------
 
 IMPATIENT = """
-from apex_jax.operations import role_watch
-role_watch.STUCK_SECONDS = 20.0
+from apex_jax.operations import records
+records.STUCK_SECONDS = 20.0
 """
 
 

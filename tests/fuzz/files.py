@@ -24,8 +24,7 @@ from apex_jax.config.command_line import parse
 from apex_jax.export.folder import write_files
 from apex_jax.host.errors import RunError, UsageError
 from apex_jax.plotting.curves import read_packed
-from apex_jax.plotting.plot import table
-from apex_jax.plotting.plot_command import groups_of
+from apex_jax.plotting.plot import groups_of, table
 from apex_jax.run.checkpoint_files import write_checksums
 from apex_jax.run.metrics import resident_memory_bytes
 from results.publish import pack

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from apex_jax.transport.addresses import split
-from apex_jax.transport.status_link import StatusServer
+from apex_jax.transport.http_link import StatusServer
 from tests.rigs.links import free_address
 
 

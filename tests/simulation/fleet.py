@@ -178,7 +178,7 @@ def virtual(fleet: Fleet) -> Iterator[None]:
 
     timed = (
         "links.weights_server",
-        "transport.monitor",
+        "transport.sockets",
         "workers.replay_server",
     )
     changes = {

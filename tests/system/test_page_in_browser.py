@@ -15,8 +15,7 @@ import pytest
 
 from apex_jax.config import Config
 from apex_jax.operations import run_page
-from apex_jax.operations.page_data import OtherRuns, RunLines, page_data
-from apex_jax.operations.run_page import RunPage, write_report
+from apex_jax.operations.run_page import OtherRuns, RunLines, RunPage, page_data, write_report
 from apex_jax.plotting.video import video_writer
 from tests.rigs.live_views import progress
 from tests.rigs.recordings import RATE

@@ -13,7 +13,7 @@ from PIL import Image
 from apex_jax import load_policy
 from apex_jax.environments.atari_scores import ATARI_SCORES
 from apex_jax.plotting.curves import read_packed
-from apex_jax.plotting.plot_command import groups_of
+from apex_jax.plotting.plot import groups_of
 from results import ablations, scores, suite
 from results.suite import Played
 from tests.rigs.runs import ROOT

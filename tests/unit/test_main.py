@@ -115,7 +115,7 @@ def test_command_to_type_outside_the_checkout_has_the_path_of_main_py(tmp_path: 
 @pytest.mark.parametrize("argv0", ["apex-jax", "-m"])
 def test_installed_program_is_the_command_with_the_configurations_in_the_package(argv0: str, tmp_path: Path) -> None:
     (tmp_path / "apex_jax" / "host").mkdir(parents=True)
-    for module in ("__init__.py", "host/__init__.py", "host/program.py"):
+    for module in ("__init__.py", "host/__init__.py", "host/program.py", "host/errors.py"):
         shutil.copy(ROOT / "apex_jax" / module, tmp_path / "apex_jax" / module)
     (tmp_path / "main.py").write_text("raise SystemExit('of somebody else')")
     name, checkout, configs, command, typed = names_of(tmp_path, argv0)

@@ -17,7 +17,7 @@ import pytest
 from apex_jax import ReplayClient
 from apex_jax.host.errors import RunError, UsageError
 from apex_jax.links import sampling_client
-from apex_jax.transport import keys, monitor
+from apex_jax.transport import keys, sockets
 from tests.rigs.items import ALPHA, BATCH, BETA, Served, items_of, sample_all
 from tests.rigs.processes import ROOT, wait_until
 
@@ -168,7 +168,7 @@ def test_address_without_a_server_is_one_error_after_the_limit(served: Served, a
 def test_key_that_the_server_does_not_know_is_one_error(
     served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, act: str
 ) -> None:
-    monkeypatch.setattr(monitor, "GIVE_UP_SECONDS", 0.5)
+    monkeypatch.setattr(sockets, "GIVE_UP_SECONDS", 0.5)
     keys.create(tmp_path / "keys")
     keys.create(tmp_path / "others")
     (tmp_path / "others" / "replay.public").write_bytes((tmp_path / "keys" / "replay.public").read_bytes())

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from apex_jax.host.argument_parser import Parser
 from apex_jax.host.errors import FatalError, RunError, UsageError, first_line, printable, short_repr
+from apex_jax.host.program import Parser
 
 
 @settings(max_examples=30, deadline=None)

@@ -12,7 +12,7 @@ from apex_jax.host.errors import RunError
 from apex_jax.links import sampling_client, sampling_server
 from apex_jax.links.sampling_client import Batches, Received, SamplingClient, Segments
 from apex_jax.segment_codec import encode_segment
-from apex_jax.transport import monitor, sockets
+from apex_jax.transport import sockets
 from apex_jax.transport.messages import (
     ActorHello,
     CorruptSegments,
@@ -317,7 +317,7 @@ def test_a_server_that_breaks_the_protocol_ends_the_learner_in_one_line(
 def test_server_that_sends_too_much_is_disconnected_unread(
     sampling: Link, false_server: FalseServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(monitor, "RECONNECT_SECONDS", 0.1)
+    monkeypatch.setattr(sockets, "RECONNECT_SECONDS", 0.1)
     stream = sampling.stream()
     for number in (1, 2):
         false_server.welcome()

@@ -21,7 +21,7 @@ from apex_jax.operations.diagnosis import PATIENCE_SECONDS
 from apex_jax.operations.process_report import Heartbeats, ProcessReport
 from apex_jax.operations.records import ProcessStatus, read_report, report_path
 from apex_jax.process import SUPERVISED, StopSignal
-from apex_jax.transport.status_link import StatusError, fetch
+from apex_jax.transport.http_link import StatusError, fetch
 from tests.rigs.links import free_address, wait_until
 from tests.rigs.processes import Programs, catch, free_tcp_addresses
 

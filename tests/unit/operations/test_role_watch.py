@@ -8,9 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from apex_jax.operations.process_report import STARTING_SECONDS, STUCK_SECONDS
-from apex_jax.operations.records import report_path
-from apex_jax.operations.role_watch import RoleWatch
+from apex_jax.operations.records import STARTING_SECONDS, STUCK_SECONDS, RoleWatch, report_path
 from tests.rigs.live_views import Clock
 
 

@@ -13,9 +13,8 @@ import pytest
 from apex_jax.config import Config
 from apex_jax.host.errors import RunError
 from apex_jax.operations import run_page
-from apex_jax.operations.page_data import report_data
 from apex_jax.operations.progress import EvaluationSummary
-from apex_jax.operations.run_page import RunPage, document, write_report
+from apex_jax.operations.run_page import RunPage, document, report_data, write_report
 from tests.rigs.live_views import progress
 from tests.rigs.pages_served import ask, data_in
 from tests.rigs.ports import free_port

@@ -11,7 +11,7 @@ import pytest
 from apex_jax.config.load import load
 from apex_jax.host.errors import UsageError
 from apex_jax.plotting.curves import grouped, held, read_packed, read_run, steps
-from apex_jax.plotting.plot_command import groups_of
+from apex_jax.plotting.plot import groups_of
 from apex_jax.run.metrics import MetricsWriter
 from results.publish import pack, thinned
 from tests.rigs.runs import RETURN, START, make_run, plain_run, write_lines

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from apex_jax.host.errors import RunError, UsageError
-from apex_jax.plotting.plot_command import groups_of, run
+from apex_jax.plotting.plot import groups_of, run
 from tests.rigs.runs import make_run, write_run
 
 

@@ -13,7 +13,7 @@ import pytest
 from apex_jax.config import AddressConfig, Config
 from apex_jax.config.load import load
 from apex_jax.plotting.curves import read_run
-from apex_jax.plotting.plot_command import run
+from apex_jax.plotting.plot import run
 from apex_jax.run import provenance
 from tests.rigs.runs import make_run
 

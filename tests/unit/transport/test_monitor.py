@@ -13,10 +13,10 @@ import pytest
 import zmq
 
 from apex_jax.host.errors import RunError, UsageError
-from apex_jax.transport import keys, monitor, sockets
+from apex_jax.transport import keys, sockets
 from apex_jax.transport.messages import Goodbye
-from apex_jax.transport.monitor import ClientMonitor, ServerMonitor
 from apex_jax.transport.security import LINKS, LinkContext, Security
+from apex_jax.transport.sockets import ClientMonitor, ServerMonitor
 from tests.rigs.links import free_address, wait_until
 
 CLIENTS = {"experience": "actor", "sampling": "learner", "weights": "actor"}
@@ -69,8 +69,8 @@ class Links:
 
 @pytest.fixture
 def links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Links]:
-    monkeypatch.setattr(monitor, "RECONNECT_SECONDS", 0.1)
-    monkeypatch.setattr(monitor, "GIVE_UP_SECONDS", 0.8)
+    monkeypatch.setattr(sockets, "RECONNECT_SECONDS", 0.1)
+    monkeypatch.setattr(sockets, "GIVE_UP_SECONDS", 0.8)
     links = Links(tmp_path / "keys")
     yield links
     links.close()

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from apex_jax.host import packages
+from apex_jax.host import machine
 
 
 def test_packages_of_this_environment_were_tried() -> None:
-    assert packages.untried_packages() == []
+    assert machine.untried_packages() == []
 
 
 @pytest.mark.parametrize(("line", "found", "is_tried"), [
@@ -29,14 +29,14 @@ def test_another_version_is_a_warning(
     line: str, found: str, is_tried: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "requirements.txt").write_text(line)
-    monkeypatch.setattr(packages, "CHECKOUT", tmp_path)
+    monkeypatch.setattr(machine, "CHECKOUT", tmp_path)
     monkeypatch.setattr(metadata, "version", lambda name: found)
-    warnings = packages.untried_packages()
+    warnings = machine.untried_packages()
     assert len(warnings) == (not is_tried)
     assert all(found in warning and line.split("#")[0].strip().lstrip("mujconpy") in warning for warning in warnings)
 
 
 def test_package_that_is_missing_is_left_to_its_import(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "requirements.txt").write_text("no-such-package>=1,<2")
-    monkeypatch.setattr(packages, "CHECKOUT", tmp_path)
-    assert packages.untried_packages() == []
+    monkeypatch.setattr(machine, "CHECKOUT", tmp_path)
+    assert machine.untried_packages() == []

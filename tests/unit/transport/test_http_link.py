@@ -12,8 +12,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from apex_jax.transport import http_link
-from apex_jax.transport.http_link import Answer, HttpServer
-from apex_jax.transport.status_link import StatusError, fetch
+from apex_jax.transport.http_link import Answer, HttpServer, StatusError, fetch
 from tests.rigs.links import free_address, wait_until
 from tests.rigs.pages_served import ask
 from tests.rigs.statuses import Served, served, speak
