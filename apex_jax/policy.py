@@ -118,8 +118,8 @@ def restore_params(
             made, steps = int(metadata["updates"]), int(metadata.get("environment_steps", 0))
         params = params_file.load_params(exported, like)
     elif is_best(run):
-        best, body = read_best(run, architecture)
-        made, steps, params = best.updates, best.environment_steps, decode_weights(body, like)
+        made, steps, body = read_best(run, architecture)
+        params = decode_weights(body, like)
     else:
         checkpointer = Checkpointer(run, read_only=True)
         restored = checkpointer.restore_newest(state, key, architecture, updates)

@@ -28,7 +28,7 @@ from apex_jax.host.errors import RunError, UsageError
 from apex_jax.operations.progress import RunProgress
 from apex_jax.policy import Policy, load_policy
 from apex_jax.process import StopSignal
-from apex_jax.run.evaluations import PlayedGames, read_evaluations, return_text
+from apex_jax.run.evaluations import Evaluation, read_evaluations, return_text
 from apex_jax.run.provenance import check_resumable
 from apex_jax.workers import local, one_process
 
@@ -36,7 +36,7 @@ POLL_SECONDS = 0.5  # between two looks at the evaluations of a run of many proc
 _training = threading.Lock()  # compiled programs, loggers and the log are those of the process
 
 
-Callback: TypeAlias = Callable[[PlayedGames], bool | None]
+Callback: TypeAlias = Callable[[Evaluation], bool | None]
 """Is called after each evaluation, and ends the run if it returns True; an exception ends it, too."""
 
 
@@ -45,7 +45,7 @@ class Run:
     """The evaluations and the policy of a run, read from its directory."""
 
     config: Config
-    evaluations: tuple[PlayedGames, ...]  # oldest first, those of earlier starts included
+    evaluations: tuple[Evaluation, ...]  # oldest first, those of earlier starts included
 
     def __repr__(self) -> str:
         return f"Run({str(self.directory)!r}, {len(self.evaluations)} evaluations)"
@@ -99,7 +99,7 @@ def _train(config: str | os.PathLike[str], callback: Callback | None, progress: 
         check_device(role, checked)
         if role == "one_process":
             with _view(checked, progress) as view:
-                one_process.train(checked, stop, view, _kept_for_later(callback, failed))
+                one_process.train(checked, local.check_local(checked), stop, view, _kept_for_later(callback, failed))
         else:
             with _following(checked, callback, stop, failed):
                 local.run(checked, "local", stop)
@@ -113,7 +113,7 @@ def _train(config: str | os.PathLike[str], callback: Callback | None, progress: 
 def _kept_for_later(callback: Callback | None, failed: list[BaseException]) -> Callback:
     """Returns a callback whose exception ends the run, which is saved then, and is added to `failed`."""
 
-    def call(games: PlayedGames) -> bool | None:
+    def call(games: Evaluation) -> bool | None:
         try:
             return callback(games) if callback else None
         except BaseException as error:  # Ctrl-C, too

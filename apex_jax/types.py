@@ -206,16 +206,19 @@ class ImageSpec(NamedTuple):
 
 
 class EnvironmentSpec(NamedTuple):
-    """The observations that an environment returns and the actions that it accepts, for a policy used without it."""
+    """The description of a task: the observations that its environment returns and the actions that it accepts."""
 
     spec: SegmentSpec
     parts: tuple[Part, ...] | None  # of an observation, in the order in which they make the vector; None: not recorded
     low: tuple[float, ...] | None  # bounds of the elements of an action; None if actions are discrete
     high: tuple[float, ...] | None
     image: ImageSpec | None = None  # how images become frames; None: the environment returns frames, or no images
-    action_dtype: str = "float32"  # of the environment's actions, if they are continuous or `action_part` is given
+    action_dtype: str = "float32"  # of the environment's actions
     first_action: int = 0  # the environment's number of the discrete action 0
     action_part: Part | None = None  # of an array of several discrete parts, whose combinations are numbered row by row
+    frames_per_second: float | None = None  # Gymnasium, JAX: of a video; None if there can be no video
+    reading: str = ""  # Gymnasium, JAX: one line that describes how observations are read
+    caution: str = ""  # Gymnasium: a warning about how observations are read
 
     def scaled(self, actions: np.ndarray) -> np.ndarray:
         """Returns actions of the spec as the environment accepts them.

@@ -20,7 +20,7 @@ from apex_jax.agent.space_to_depth import frame_block_size
 from apex_jax.config import Config
 from apex_jax.config.load import load
 from apex_jax.device import device_memory_bytes, keep_compiled_programs
-from apex_jax.environments.environment import segment_spec
+from apex_jax.environments.environment import describe
 from apex_jax.types import zero_columns
 from benchmarks.report import finish, say, target
 from benchmarks.roles import ROOT
@@ -87,7 +87,7 @@ def updates(name: str, settings: list[str], peaks: dict[str, Peak], seconds: flo
 
 def frame_store(config: Config, seconds: float, peak: Peak) -> dict[str, float]:
     """Returns the memory of a million transitions, how many fit, and the speed at which segments are inserted."""
-    spec = segment_spec(config)
+    spec = describe(config).spec
     of_a_million = store_bytes(spec, spec.ring_segments(1_000_000))
     rng = np.random.default_rng(0)
     frames = rng.integers(256, size=(8, spec.slots, *spec.frame_shape), dtype=np.uint8)

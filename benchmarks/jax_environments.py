@@ -20,7 +20,7 @@ from apex_jax.agent.registry import make_algorithm
 from apex_jax.agent.segments import SegmentBuilder, spread_first_slots
 from apex_jax.config import Config
 from apex_jax.config.load import load
-from apex_jax.environments.environment import VectorEnvironment, segment_spec
+from apex_jax.environments.environment import VectorEnvironment, describe
 from apex_jax.host.program import CONFIGS
 from apex_jax.workers.rollout import Rollouts
 from benchmarks.report import finish, peer, say, target
@@ -63,7 +63,7 @@ def main() -> None:
 
 def steps_per_second(config: Config, seconds: float) -> float:
     """Returns the steps per second of all environments, segments built from them included."""
-    spec, size = segment_spec(config), config.actor.environments
+    spec, size = describe(config).spec, config.actor.environments
     algorithm = make_algorithm(config, spec)
     params = algorithm.acting_params(algorithm.init(jax.random.key(1)))
     exploration, seeds = algorithm.exploration(size), np.arange(size)
@@ -78,7 +78,7 @@ def steps_per_second(config: Config, seconds: float) -> float:
             started = following
 
     def stepped() -> Iterator[tuple[Any, Any]]:
-        environment = VectorEnvironment(config, spec, seeds, 10_000, per_step=config.actor.batch_size)
+        environment = VectorEnvironment(config, describe(config), seeds, 10_000, per_step=config.actor.batch_size)
         try:
             for call in itertools.count():
                 step = environment.receive()

@@ -19,7 +19,7 @@ import numpy as np
 
 from apex_jax.config import Config
 from apex_jax.config.load import load
-from apex_jax.environments.environment import segment_spec
+from apex_jax.environments.environment import describe
 from apex_jax.replay.replay import Replay
 from apex_jax.segment_codec import decode_columns
 from apex_jax.types import Columns, SegmentRecord, SegmentSpec
@@ -63,7 +63,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=4.0, help="of storing, with and without a journal each")
     arguments = parser.parse_args()
     config = load(ROOT / "configs" / "paper.yaml", [f"replay.capacity_transitions={arguments.transitions}"])
-    spec = segment_spec(config)
+    spec = describe(config).spec
     recording = record(config, SEGMENTS)
     segments = [stored(message, spec) for message in recording.messages]
     with tempfile.TemporaryDirectory(prefix="apex-jax-benchmark-") as directory:

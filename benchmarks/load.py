@@ -22,7 +22,7 @@ import zmq
 from apex_jax.agent.registry import make_algorithm
 from apex_jax.agent.segments import SegmentBuilder
 from apex_jax.config import Config
-from apex_jax.environments.environment import VectorEnvironment, segment_spec
+from apex_jax.environments.environment import VectorEnvironment, describe
 from apex_jax.process import new_peer_id
 from apex_jax.segment_codec import encode_segment
 from apex_jax.transport import sockets
@@ -63,12 +63,13 @@ class Recording(NamedTuple):
 def record(config: Config, count: int, exploration: float = 0.1) -> Recording:
     """Plays until `count` segments are full; actions are those of an untrained network, with this epsilon or noise."""
     say(f"recording {count} segments of {config.environment.task}")
-    spec = segment_spec(config)
+    environment_spec = describe(config)
+    spec = environment_spec.spec
     algorithm = make_algorithm(config, spec)
     params = algorithm.acting_params(algorithm.init(jax.random.key(1)))
     key = jax.random.key(2)
     seeds, frames = 1 + np.arange(ENVIRONMENTS), config.environment.max_episode_frames
-    environment = VectorEnvironment(config, spec, seeds, frames, threads=0)
+    environment = VectorEnvironment(config, environment_spec, seeds, frames, threads=0)
     builder = SegmentBuilder(
         spec,
         ENVIRONMENTS,

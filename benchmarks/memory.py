@@ -13,7 +13,7 @@ import numpy as np
 from apex_jax.agent.frame_store import store_bytes
 from apex_jax.config import Config
 from apex_jax.config.load import load
-from apex_jax.environments.environment import segment_spec
+from apex_jax.environments.environment import describe
 from apex_jax.run.metrics import resident_memory_bytes
 from benchmarks.load import ActorLoad, Recording, record
 from benchmarks.report import finish, peer, say, target
@@ -33,7 +33,7 @@ def main() -> None:
     num_stored = parser.parse_args().transitions
     peer("cpprb")  # ends the benchmark before any measurement if it is not installed
     config = load(ROOT / "configs" / "atari.yaml", [f"replay.capacity_transitions={num_stored}"])
-    spec = segment_spec(config)
+    spec = describe(config).spec
     in_store = store_bytes(spec, num_stored // spec.max_transitions) / num_stored
     say(f"frame store: {in_store:,.0f} B a transition")
     targets: dict[str, Any] = {"frame store, B": target(in_store, at_most=7_849)}
@@ -74,7 +74,7 @@ def cpprb_bytes(config: Config, num_stored: int) -> float:
     cpprb allocates its buffers as a whole, before they hold data: the growth of this process's resident memory is
     therefore measured until they are full.
     """
-    spec = segment_spec(config)
+    spec = describe(config).spec
     shape = (*spec.frame_shape, spec.frame_stack)  # consecutive stacks share frames along the last axis
     before = resident_memory_bytes()
     buffer = peer("cpprb").PrioritizedReplayBuffer(

@@ -21,7 +21,7 @@ import zmq
 
 from apex_jax.config import Config
 from apex_jax.config.load import load
-from apex_jax.environments.environment import segment_spec
+from apex_jax.environments.environment import describe
 from apex_jax.transport import keys
 from apex_jax.transport.security import LinkContext, Security, security_of
 from benchmarks.load import (
@@ -167,7 +167,7 @@ def seconds_to_join(link: Link) -> float:
 def pixel_batches_per_second(config: Config, cores: set[int]) -> float:
     """Returns the batches/s that a client receives as pixels, over tcp, from a server that only gathers and sends."""
     (address,) = free_tcp_addresses(1)
-    frames = segment_spec(config).frame_shape
+    frames = describe(config).spec.frame_shape
     context = multiprocessing.get_context("spawn")
     server = context.Process(target=_serve_pixels, args=(address, (config.environment.frame_stack, *frames), cores))
     server.start()

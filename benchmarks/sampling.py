@@ -25,7 +25,7 @@ import numpy as np
 from apex_jax.agent.frame_store import create_store, gather, insert_segments
 from apex_jax.config import Config
 from apex_jax.config.load import load
-from apex_jax.environments.environment import segment_spec
+from apex_jax.environments.environment import describe
 from apex_jax.replay.importance_weights import importance_weights
 from apex_jax.replay.replay import Replay
 from apex_jax.replay.sum_tree import SumTree
@@ -136,7 +136,7 @@ def measure_pixels(num_stored: int, seconds: float) -> None:
 
 def ours(config: Config, num_stored: int, rng: np.random.Generator) -> Callable[[], object]:
     """Returns a function that draws a batch with its pixels and writes new priorities."""
-    spec = segment_spec(config)
+    spec = describe(config).spec
     replay = Replay(config, spec, rng)
     store = create_store(spec, replay.buffer.capacity_segments)
     for number in range(1, num_stored // spec.max_transitions + 1):

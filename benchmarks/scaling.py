@@ -21,7 +21,7 @@ import jax
 from apex_jax.agent.registry import make_algorithm
 from apex_jax.config import Config
 from apex_jax.config.load import load
-from apex_jax.environments.environment import segment_spec
+from apex_jax.environments.environment import describe
 from apex_jax.segment_codec import decode_segment, encode_segment
 from apex_jax.transport.params_codec import encode_weights
 from benchmarks.load import (
@@ -79,7 +79,7 @@ def main() -> None:
 
 def measure(config: Config, recording: Recording, seconds: float) -> Costs:
     """Returns the costs, those of the replay server from one with the paper's actors."""
-    spec = segment_spec(config)
+    spec = describe(config).spec
     count = recording.per_segment * SEGMENTS
     bodies = [message.body for message in recording.messages]
     encode = cpu_seconds_of(lambda: [encode_segment(segment, spec) for segment in recording.segments]) / count

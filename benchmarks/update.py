@@ -24,7 +24,7 @@ from apex_jax.agent.registry import make_algorithm
 from apex_jax.agent.space_to_depth import frame_block_size
 from apex_jax.config import Config
 from apex_jax.config.load import load
-from apex_jax.environments.environment import segment_spec
+from apex_jax.environments.environment import describe
 from apex_jax.types import SegmentSpec
 from benchmarks.report import finish, say
 from benchmarks.roles import ROOT
@@ -89,7 +89,7 @@ class BareUpdate:
 
     def __init__(self, config: Config, dtype: Any):
         """Compiles the update."""
-        spec = segment_spec(config)
+        spec = describe(config).spec
         self.updates_per_call = config.learner.updates_of_a_call(jax.default_backend() == "cpu")
         algorithm = make_algorithm(config, spec, dtype)
         self._store = noise_store(spec, SEGMENTS, frame_block_size(config.network, spec.frame_shape))

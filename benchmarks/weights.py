@@ -18,7 +18,7 @@ import zmq
 
 from apex_jax.agent.registry import make_algorithm
 from apex_jax.config.load import load
-from apex_jax.environments.environment import segment_spec
+from apex_jax.environments.environment import describe
 from apex_jax.links.weights_server import WeightsServer
 from apex_jax.transport import sockets
 from apex_jax.transport.messages import (
@@ -46,7 +46,7 @@ def main() -> None:
     arguments = parser.parse_args()
     server_core, other_cores = split_cores()
     config = load(ROOT / "configs" / "paper.yaml")
-    algorithm = make_algorithm(config, segment_spec(config))
+    algorithm = make_algorithm(config, describe(config).spec)
     params = jax.device_get(algorithm.acting_params(algorithm.init(jax.random.key(0))))
     body = encode_weights(params)
     context = multiprocessing.get_context("spawn")

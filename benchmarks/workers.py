@@ -28,7 +28,7 @@ import zmq
 from apex_jax.agent.registry import make_algorithm
 from apex_jax.config import Config
 from apex_jax.config.load import load
-from apex_jax.environments.environment import VectorEnvironment, segment_spec
+from apex_jax.environments.environment import VectorEnvironment, describe
 from apex_jax.links.weights_server import WeightsServer
 from apex_jax.process import new_peer_id
 from apex_jax.run.metric_files import read_metrics
@@ -114,7 +114,7 @@ def actor_steps_per_second(name: str, settings: list[str], seconds: float) -> fl
     path = ROOT / "configs" / f"{name}.yaml"
     config = load(path, settings)
     context = zmq.Context()
-    algorithm = make_algorithm(config, segment_spec(config))
+    algorithm = make_algorithm(config, describe(config).spec)
     params = algorithm.acting_params(algorithm.init(jax.random.key(0)))
     server = WeightsServer(
         context, weights, new_peer_id(), 0, config.weights_compatibility_key, architecture_of(params)
@@ -136,12 +136,13 @@ def actor_steps_per_second(name: str, settings: list[str], seconds: float) -> fl
 
 def parts_alone(config: Config, seconds: float) -> tuple[float, float]:
     """Returns steps/s of EnvPool with random actions, and observations/s of the policy."""
-    spec = segment_spec(config)
+    environment_spec = describe(config)
+    spec = environment_spec.spec
     batch_size = config.actor.batch_size
     rng = np.random.default_rng(0)
     environment = VectorEnvironment(
         config,
-        spec,
+        environment_spec,
         np.arange(config.actor.environments),
         config.environment.max_episode_frames,
         config.actor.environment_threads,

@@ -26,7 +26,7 @@ sys.path.append(str(Path(__file__).parents[1]))  # finds apex_jax in a checkout,
 from apex_jax import load_policy
 from apex_jax.config import Config
 from apex_jax.config.load import load_run_to_play, parse_overrides
-from apex_jax.environments.environment import can_render
+from apex_jax.environments.environment import can_render, describe
 from apex_jax.environments.envpool_tasks import make_pool
 from apex_jax.environments.gymnasium_tasks import make
 from apex_jax.host.errors import RunError, UsageError
@@ -126,7 +126,7 @@ def window() -> Show:
 def play_all(config: Config, policy: Policy, episodes: int, is_shown: bool) -> list[float]:
     """Returns the return of each episode."""
     if config.environment.has_spaces:
-        if is_shown and not can_render(config):
+        if is_shown and not can_render(config, describe(config)):
             raise UsageError(f"--window: {no_screen(config)}")
         environment, show = environment_of(config, is_shown), window() if is_shown else None
         return [play(environment, policy, seed, show) for seed in range(episodes)]
@@ -134,7 +134,7 @@ def play_all(config: Config, policy: Policy, episodes: int, is_shown: bool) -> l
         environment = gymnasium.make(config.environment.task, render_mode="human" if is_shown else None)
         return [play(environment, policy, seed) for seed in range(episodes)]
     except gymnasium.error.Error:  # it has no such task, or lacks a package for it
-        show = window() if is_shown and can_render(config) else None
+        show = window() if is_shown and can_render(config, describe(config)) else None
         return [play_in_envpool(config, policy, seed, show) for seed in range(episodes)]
 
 

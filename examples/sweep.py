@@ -17,13 +17,13 @@ import optuna
 sys.path.append(str(Path(__file__).parents[1]))  # finds apex_jax in a checkout, if it is not installed
 
 import apex_jax
-from apex_jax.run.evaluations import PlayedGames
+from apex_jax.run.evaluations import Evaluation
 
 
 def train(trial: optuna.Trial, updates: int, directory: Path) -> float:
     """Returns the mean return of the run's last evaluation. Raises optuna.TrialPruned."""
 
-    def report(games: PlayedGames) -> None:
+    def report(games: Evaluation) -> None:
         trial.report(float(games.returns.mean()), games.updates)
         if trial.should_prune():
             raise optuna.TrialPruned  # ends the run

@@ -61,13 +61,13 @@ MUST_NOT_IMPORT = {  # part of the package -> what its files can do without
 # No commit raises a number by more than its issue names; lower it once there are fewer.
 BUDGETS = {
     "apex_jax": {
-        "workers": 2_109,
+        "workers": 2_065,
         "links": 1_488,
-        "environments": 1_484,
-        "operations": 1_500,
+        "environments": 1_477,
+        "operations": 1_499,
         "transport": 1_131,
-        "run": 1_154,
-        ".": 1_279,
+        "run": 1_216,
+        ".": 1_282,
         "agent": 1_200,
         "replay": 988,
         "config": 1_057,
@@ -76,9 +76,9 @@ BUDGETS = {
         "host": 358,
     },
     "tests": {
-        "unit": 12_827,
-        "rigs": 2_587,
-        "system": 2_548,
+        "unit": 12_844,
+        "rigs": 2_590,
+        "system": 2_550,
         "faults": 1_621,
         "simulation": 1_466,
         "fuzz": 884,

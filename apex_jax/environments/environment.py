@@ -12,85 +12,39 @@ import logging
 from typing import Any, NamedTuple
 
 import numpy as np
-from gymnasium.spaces import MultiDiscrete
 
 from apex_jax.config import Config
 from apex_jax.environments import envpool_tasks, gymnasium_processes
 from apex_jax.environments.envpool_tasks import family_of, make_pool
 from apex_jax.environments.gymnasium_pool import GymnasiumPool
-from apex_jax.environments.gymnasium_tasks import parts_of
 from apex_jax.environments.observations import flattened
-from apex_jax.environments.task import Description, action_bounds, action_spec
-from apex_jax.host.errors import UsageError
-from apex_jax.segment_codec import max_slots
-from apex_jax.types import MAX_SEGMENT_BYTES, ActionSpec, EnvironmentSpec, SegmentSpec, Step
+from apex_jax.types import ActionSpec, EnvironmentSpec, Step
 
 _log = logging.getLogger(__name__)
 
 
-def segment_spec(config: Config) -> SegmentSpec:
-    """Returns the geometry of the run's segments.
+def describe(config: Config, is_tried: bool = False) -> EnvironmentSpec:
+    """Describes the run's task; a process does so once, and passes the description on.
 
-    Raises UsageError for a task that does not exist or that this agent cannot learn, RunError if an environment of
-    Gymnasium fails.
+    `is_tried`: makes some steps with an environment of Gymnasium, so that its mistakes are found before anything
+    starts. Those written in JAX are traced, and EnvPool's are known. Raises UsageError for a task that does not exist
+    or that no agent here can learn, RunError if an environment of Gymnasium or JAX fails.
     """
-    task = describe(config)
-    spec = SegmentSpec(
-        frame_shape=task.frame_shape,
-        frame_dtype=task.frame_dtype,
-        frame_stack=config.environment.frame_stack,
-        slots=config.actor.segment_slots,
-        n_step=config.algorithm.n_step,
-        action=action_spec(config.environment.task, task.action)._replace(is_masked=task.is_masked),
-    )
-    if spec.slots > (most := max_slots(spec)):
-        raise UsageError(
-            f"actor.segment_slots={spec.slots}: must be at most {most}, with environment.task="
-            f"{config.environment.task}, because a segment is sent in one message of at most"
-            f" {MAX_SEGMENT_BYTES >> 20} MiB; lower it"
-        )
-    return spec
-
-
-def describe(config: Config) -> Description:
-    """Describes the run's task; raises the errors of `segment_spec`."""
     if config.environment.is_jax:
         from apex_jax.environments import jax_tasks  # imported here, as below: JAX takes a second
 
         return jax_tasks.describe(config)
-    provider = gymnasium_processes if config.environment.is_gymnasium else envpool_tasks
-    return provider.describe(config)
-
-
-def try_out(config: Config) -> None:
-    """Makes some steps with an environment of Gymnasium, so that its mistakes are found before anything starts.
-
-    Raises UsageError or BrokenEnvironment. Those written in JAX are traced, and EnvPool's are known.
-    """
     if config.environment.is_gymnasium:
-        gymnasium_processes.describe(config, is_tried=True)
+        return gymnasium_processes.describe(config, is_tried)
+    return envpool_tasks.describe(config)
 
 
-def log_reading(config: Config) -> None:
+def log_reading(environment_spec: EnvironmentSpec) -> None:
     """Logs how observations are interpreted, because a wrong interpretation prevents learning."""
-    task = describe(config)
-    if task.reading:
-        _log.info("%s", task.reading)
-    if task.caution:
-        _log.warning("%s", task.caution)
-
-
-def environment_spec_of(config: Config, spec: SegmentSpec) -> EnvironmentSpec:
-    """Returns the spec of the observations and actions of the run's task; `spec`: see `segment_spec`."""
-    task = describe(config)
-    if spec.action.dtype == "int32":
-        made = EnvironmentSpec(spec, task.parts, None, None, task.image)
-        if isinstance(task.action, MultiDiscrete):
-            [part] = parts_of(task.action) or ()
-            return made._replace(action_dtype=str(task.action.dtype), action_part=part)
-        return made._replace(first_action=int(task.action.start))
-    low, high = (tuple(bound.tolist()) for bound in action_bounds(task.action))
-    return EnvironmentSpec(spec, task.parts, low, high, action_dtype=str(task.action.dtype))
+    if environment_spec.reading:
+        _log.info("%s", environment_spec.reading)
+    if environment_spec.caution:
+        _log.warning("%s", environment_spec.caution)
 
 
 class VectorEnvironment:
@@ -103,7 +57,7 @@ class VectorEnvironment:
     def __init__(
         self,
         config: Config,
-        spec: SegmentSpec,
+        environment_spec: EnvironmentSpec,
         seeds: np.ndarray,
         max_episode_frames: int,
         threads: int = 0,
@@ -113,24 +67,20 @@ class VectorEnvironment:
         """Starts the pool and its first episodes. `seeds`: int[E], one each; `rendered`: `render` returns frames."""
         self.num_environments = len(seeds)
         self._rendered = rendered
-        self._spec = spec
+        self._described, self._spec = environment_spec, environment_spec.spec
         self._info = config.metrics.info
         environment = config.environment
         if environment.is_gymnasium:
-            group = per_step or len(seeds)
-            described = describe(config)
-            self._pool: Any = GymnasiumPool(
-                environment, described, seeds, max_episode_frames, group, rendered, self._info
-            )
+            options = max_episode_frames, per_step or len(seeds), rendered, self._info
+            self._pool: Any = GymnasiumPool(environment, environment_spec, seeds, *options)
         elif environment.is_jax:
             from apex_jax.environments.jax_tasks import JaxPool
 
             self._pool = JaxPool(config, seeds, max_episode_frames, per_step)
         else:
             self._pool = make_pool(environment, seeds, max_episode_frames, threads, per_step, rendered)
-        self._interface = environment_spec_of(config, spec)
         # Those with spaces return vectors already.
-        parts = () if environment.has_spaces else self._interface.parts or ()
+        parts = () if environment.has_spaces else environment_spec.parts or ()
         self._names = [part.name for part in parts if part.path] or None
         self._first = np.ones(self.num_environments, bool)
         self._lives = np.zeros(self.num_environments, np.int32)
@@ -184,7 +134,7 @@ class VectorEnvironment:
                 " EnvPool would crash, or wait for ever"
             )
         self._waits[env_id] = False
-        self._pool.send(self._interface.scaled(action), env_id)
+        self._pool.send(self._described.scaled(action), env_id)
 
     def leave_out(self, env_id: np.ndarray) -> None:
         """Excludes environments that `receive` returned from the next `send`; they do nothing until `reset`."""
@@ -213,16 +163,16 @@ def has_reference_simulator(config: Config) -> bool:
     return not environment.has_spaces and family_of(environment.task) in ("mujoco.dmc", "mujoco.gym")
 
 
-def can_render(config: Config) -> bool:
+def can_render(config: Config, environment_spec: EnvironmentSpec) -> bool:
     """Returns whether a game of the run's task can be rendered, see `VectorEnvironment.render`.
 
     False for all of EnvPool's MuJoCo: without a display and its libraries, EnvPool would end the process in `render`.
     """
     if config.environment.has_spaces:
-        return describe(config).frames_per_second is not None
+        return environment_spec.frames_per_second is not None
     if config.environment.is_atari or family_of(config.environment.task).startswith("mujoco"):
         return config.environment.is_atari
-    environment = VectorEnvironment(config, segment_spec(config), np.zeros(1), 16, rendered=True)
+    environment = VectorEnvironment(config, environment_spec, np.zeros(1), 16, rendered=True)
     try:
         environment.receive()
         return environment.render() is not None

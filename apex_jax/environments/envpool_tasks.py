@@ -11,15 +11,15 @@ from gymnasium import logger
 from apex_jax.config import Config, EnvironmentConfig
 from apex_jax.environments.envpool_package import envpool
 from apex_jax.environments.observations import parts_of, size_of
-from apex_jax.environments.task import Description, action_spec
+from apex_jax.environments.task import action_spec, environment_spec
 from apex_jax.host.errors import UsageError, first_line
 from apex_jax.host.machine import usable_cores
-from apex_jax.types import Part
+from apex_jax.types import EnvironmentSpec, Part
 
 logger.min_level = logger.ERROR  # Gymnasium warns of bounds that lose precision in float32: they are never used
 
 
-def describe(config: Config) -> Description:
+def describe(config: Config) -> EnvironmentSpec:
     """Describes the run's task. Raises UsageError if EnvPool lacks it, or if no agent here can learn it."""
     environment, known = config.environment, envpool.list_all_envs()
     task = environment.task
@@ -49,10 +49,10 @@ def describe(config: Config) -> Description:
         raise UsageError(f"environment.task={task}: its observations are not plain arrays; choose another task")
     frame_shape = observation.shape[1:] if is_pixels else (size_of(observation, names),)
     if is_pixels:
-        return Description(frame_shape, "uint8", action, None)
+        return environment_spec(config, frame_shape, "uint8", action, None)
     leaves = [(observation, ())] if names is None else [(observation[name], (name,)) for name in names]
     parts = tuple(Part(path, tuple(map(int, leaf.shape))) for leaf, path in leaves)
-    return Description(frame_shape, "float32", action, parts)
+    return environment_spec(config, frame_shape, "float32", action, parts)
 
 
 def make_pool(

@@ -27,7 +27,8 @@ from gymnasium.vector.utils import batch_space
 from apex_jax.config import EnvironmentConfig
 from apex_jax.environments.gymnasium_processes import CLOSE_SECONDS, START_SECONDS, end_groups, fork_server, leader
 from apex_jax.environments.gymnasium_tasks import BEYOND, NOTES, BrokenEnvironment, make
-from apex_jax.environments.task import Description
+from apex_jax.environments.task import action_space
+from apex_jax.types import EnvironmentSpec
 
 ANSWER_SECONDS = 50.0  # of a step or reset; the supervisor kills an actor that makes no progress for 60
 
@@ -46,7 +47,7 @@ class GymnasiumPool:
     def __init__(
         self,
         environment: EnvironmentConfig,
-        described: Description,
+        described: EnvironmentSpec,
         seeds: np.ndarray,
         max_steps: int,
         per_step: int,
@@ -73,7 +74,7 @@ class GymnasiumPool:
                 int(seed),
                 environment.observation_layout,
                 info,
-                described.is_masked,
+                described.spec.action.is_masked,
             )
             for i, seed in enumerate(seeds)
         ]
@@ -158,12 +159,12 @@ class _Processes(AsyncVectorEnv):
     would wait for those for ever.
     """
 
-    def __init__(self, described: Description, functions: list[Callable[[], Any]]):
+    def __init__(self, described: EnvironmentSpec, functions: list[Callable[[], Any]]):
         """`functions`: make the environments. Raises the error of a function that fails."""
-        pixels, shape = described.frame_dtype == "uint8", described.frame_shape
+        pixels, shape = described.spec.frame_dtype == "uint8", described.spec.frame_shape
         space = spaces.Box(0, 255, shape, np.uint8) if pixels else spaces.Box(-np.inf, np.inf, shape, np.float32)
         example = gymnasium.Env[Any, Any]()  # has the spaces, so that no environment is made in this process
-        example.observation_space, example.action_space = space, described.action
+        example.observation_space, example.action_space = space, action_space(described)
         self.parent_pipes, self.processes = [], []
         try:
             with fork_server():
@@ -233,7 +234,7 @@ class _Group:
     def __init__(
         self,
         environment: EnvironmentConfig,
-        described: Description,
+        described: EnvironmentSpec,
         ids: np.ndarray,
         functions: list[Callable[[], Any]],
         seeds: np.ndarray,

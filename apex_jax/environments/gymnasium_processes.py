@@ -25,7 +25,7 @@ from typing import Any
 from apex_jax.config import Config
 from apex_jax.environments import gymnasium_tasks
 from apex_jax.environments.gymnasium_tasks import BrokenEnvironment
-from apex_jax.environments.task import Description
+from apex_jax.types import EnvironmentSpec
 
 PRELOADED = ["apex_jax.environments.gymnasium_pool"]  # by the fork server
 PATH_VARIABLES = ("PYTHONPATH", "PYTHONSAFEPATH")  # the fork server is started with these
@@ -90,24 +90,11 @@ def _set(variables: dict[str, str | None]) -> None:
             os.environ[name] = value
 
 
-_described: dict[Config, Description] = {}
-
-
-def describe(config: Config, is_tried: bool = False) -> Description:
-    """Describes the run's task, by an environment in a process of its own, once for each configuration.
-
-    `is_tried`: makes some steps with it, too. Raises UsageError or BrokenEnvironment, see `gymnasium_tasks.describe`.
-    """
-    if is_tried or config not in _described:
-        _described[config] = _by_a_process(config, is_tried)
-    return _described[config]
-
-
-def _by_a_process(config: Config, is_tried: bool) -> Description:
-    """Makes and closes an environment in a process of its own, and describes it.
+def describe(config: Config, is_tried: bool) -> EnvironmentSpec:
+    """Makes and closes an environment in a process of its own, and describes it; `is_tried`: makes some steps, too.
 
     So no code of a user runs in learner and replay server, and no process of an environment inherits a lock of this
-    one.
+    one. Raises UsageError or BrokenEnvironment, see `gymnasium_tasks.describe`.
     """
     task, seconds = config.environment.task, START_SECONDS + is_tried * TRIED_STEPS * STEP_SECONDS
     what = f"was not made{' and stepped' * is_tried} within {seconds:.0f} s"

@@ -27,11 +27,11 @@ from gymnasium import spaces
 from apex_jax.config import Config
 from apex_jax.config.rules import check_convolutions
 from apex_jax.environments.images import caution, image_spec, picture, reading
-from apex_jax.environments.task import Description, action_bounds, action_spec, check_bounds, one_line
+from apex_jax.environments.task import action_bounds, action_spec, check_bounds, environment_spec, one_line, parts_of
 from apex_jax.host.errors import RunError, UsageError, first_line, short_repr
 from apex_jax.host.user_code import imported_module, reported
 from apex_jax.segment_codec import value_limits
-from apex_jax.types import ACTION_MASK, Part, valid_actions
+from apex_jax.types import ACTION_MASK, EnvironmentSpec, Part, valid_actions
 
 PREFIX = "gymnasium:"
 MANY_STEPS = 10**9  # no time limit
@@ -48,7 +48,7 @@ class BrokenEnvironment(RunError):
     """An environment raised an exception, ended its process, or returned a value outside its spaces."""
 
 
-def describe(config: Config, steps: int = 0) -> Description:
+def describe(config: Config, steps: int = 0) -> EnvironmentSpec:
     """Makes an environment and describes it; raises the errors of `make`.
 
     `steps`: random ones to try it with; then raises BrokenEnvironment, see `Adapted`.
@@ -79,8 +79,18 @@ def describe(config: Config, steps: int = 0) -> Description:
     if adapted.is_masked:
         size, parts = adapted.num_actions, parts and (*parts, Part((ACTION_MASK,), (adapted.num_actions,)))
         shape, line = (shape[0] + size,), f"{line}, and {size} numbers that say which actions are valid"
-    about = adapted.frame_dtype, adapted.action_space, parts, rate, image, line, adapted.is_masked
-    return Description(shape, *about, "" if has_pixels else caution(task, space))
+    return environment_spec(
+        config,
+        shape,
+        adapted.frame_dtype,
+        adapted.action_space,
+        parts,
+        adapted.is_masked,
+        image=image,
+        frames_per_second=rate,
+        reading=line,
+        caution="" if has_pixels else caution(task, space),
+    )
 
 
 def _try(adapted: Adapted, config: Config, steps: int) -> None:
@@ -328,20 +338,6 @@ def _vector_shape(task: str, space: spaces.Space[Any]) -> tuple[int, ...]:
     what = f"no vector can be made of its observations, {one_line(space)}"
     fix = "wrap it in one that returns arrays: minigrid's ImgObsWrapper, gymnasium.wrappers.FilterObservation"
     raise UsageError(f"environment.task={task}: {what}; {fix} or TransformObservation")
-
-
-def parts_of(space: spaces.Space[Any], path: tuple[str | int, ...] = ()) -> tuple[Part, ...] | None:
-    """Returns the arrays of a space in the order of `gymnasium.spaces.flatten`; None if one of them is a text."""
-    if isinstance(space, spaces.Dict | spaces.Tuple):
-        members = space.items() if isinstance(space, spaces.Dict) else enumerate(space.spaces)
-        inner = [parts_of(member, (*path, key)) for key, member in members]
-        return None if None in inner else tuple(part for parts in inner for part in parts or ())
-    if isinstance(space, spaces.Box | spaces.MultiBinary):
-        return (Part(path, tuple(space.shape)),)
-    if isinstance(space, spaces.Discrete | spaces.MultiDiscrete):
-        counts = np.ravel(space.nvec if isinstance(space, spaces.MultiDiscrete) else space.n)
-        return (Part(path, tuple(space.shape or ()), tuple(counts.tolist()), tuple(np.ravel(space.start).tolist())),)
-    return None
 
 
 def _leaves(

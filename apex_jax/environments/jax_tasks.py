@@ -29,10 +29,10 @@ from apex_jax.config import Config
 from apex_jax.config.rules import check_convolutions
 from apex_jax.environments.gymnasium_tasks import BrokenEnvironment
 from apex_jax.environments.images import image_spec, picture, reading
-from apex_jax.environments.task import Description, action_bounds, action_spec, check_bounds, one_line
+from apex_jax.environments.task import action_bounds, action_spec, check_bounds, environment_spec, one_line
 from apex_jax.host.errors import UsageError, first_line
 from apex_jax.host.user_code import imported_names, reported
-from apex_jax.types import ACTION_MASK, Part
+from apex_jax.types import ACTION_MASK, EnvironmentSpec, Part
 
 FRAMES_PER_SECOND = 15.0  # of the video: most of these games are slow
 PICTURE_SIZE = 160  # least pixels of a side of the video
@@ -74,18 +74,19 @@ class JaxEnvironment:
         self.description = self._description(config, observation)
         self._check()
 
-    def _description(self, config: Config, observation: spaces.Box) -> Description:
+    def _description(self, config: Config, observation: spaces.Box) -> EnvironmentSpec:
         if (config.environment.frame_stack, config.environment.frame_skip) != (1, 1):
             fix = "set environment.frame_stack=1 environment.frame_skip=1"
             raise UsageError(f"environment.task={self._task}: no frames are stacked or skipped in JAX; {fix}")
         size = int(np.prod(observation.shape))
         line = reading(self._task, observation, self._image, size)
         rate = FRAMES_PER_SECOND if self._image is not None or hasattr(self._environment, "render") else None
+        about: dict[str, Any] = {"frames_per_second": rate, "image": self._image, "reading": line}
         if self._image is None:
             parts = (Part((), tuple(map(int, observation.shape))),)
-            return Description((size,), "float32", self._action, parts, rate, reading=line)
+            return environment_spec(config, (size,), "float32", self._action, parts, **about)
         check_convolutions(config.network, min(self._image.frame_shape[:2]))
-        return Description(self._image.frame_shape, "uint8", self._action, None, rate, self._image, line)
+        return environment_spec(config, self._image.frame_shape, "uint8", self._action, None, **about)
 
     def _check(self) -> None:
         """Traces a reset and a step. Raises BrokenEnvironment, with the user's line, if they do not fit together."""
@@ -210,8 +211,7 @@ def _can_be(value: Any, dtype: Any) -> bool:
     return value.dtype == dtype or (value.weak_type and jnp.promote_types(value.dtype, dtype) == dtype)
 
 
-@functools.lru_cache(maxsize=4)
-def describe(config: Config) -> Description:
+def describe(config: Config) -> EnvironmentSpec:
     """Describes the run's task.
 
     Raises UsageError if the task does not exist or no agent here can learn it, BrokenEnvironment if its code raises an

@@ -1,33 +1,81 @@
-"""The observations and actions of a task, of EnvPool or of Gymnasium."""
+"""The description of a task, of EnvPool, Gymnasium or JAX, from its spaces."""
 
 from __future__ import annotations
 
 import math
 import textwrap
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
-from gymnasium.spaces import Box, Discrete, MultiDiscrete
+from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Tuple
 
+from apex_jax.config import Config
 from apex_jax.host.errors import UsageError
-from apex_jax.types import ActionSpec, ImageSpec, Part
+from apex_jax.segment_codec import max_slots
+from apex_jax.types import MAX_SEGMENT_BYTES, ActionSpec, EnvironmentSpec, Part, SegmentSpec
 
 UNBOUNDED = 1e6  # of an element of an action, see `action_bounds`
 MOST_COMBINATIONS = 256  # of an action of several discrete parts; each is an output of the network
 
 
-class Description(NamedTuple):
-    """A task's observations and actions."""
+def environment_spec(
+    config: Config,
+    frame_shape: tuple[int, ...],
+    frame_dtype: str,
+    action: Any,
+    parts: tuple[Part, ...] | None,
+    is_masked: bool = False,
+    **about: Any,
+) -> EnvironmentSpec:
+    """Returns the description of the run's task.
 
-    frame_shape: tuple[int, ...]  # of one frame: (height, width) or (height, width, colours), or (D,) of a vector
-    frame_dtype: str  # "uint8" of pixels, "float32" of a vector
-    action: Any  # Gymnasium's space
-    parts: tuple[Part, ...] | None  # of an observation that becomes a vector, in order; None: pixels
-    frames_per_second: float | None = None  # Gymnasium: of a video; None if there can be no video
-    image: ImageSpec | None = None  # Gymnasium: how images become frames
-    reading: str = ""  # Gymnasium: one line that describes how observations are read
-    is_masked: bool = False  # Gymnasium: see `ActionSpec`
-    caution: str = ""  # Gymnasium: a warning about how observations are read
+    `frame_shape`: (height, width) or (height, width, colours) of pixels, or (D,) of a vector; `frame_dtype`: "uint8" of
+    pixels, "float32" of a vector; `action`: Gymnasium's space; `about`: other fields of `EnvironmentSpec`. Raises
+    UsageError if no agent has such actions, or if a segment is too large for one message.
+    """
+    environment, slots = config.environment, config.actor.segment_slots
+    of_agent = action_spec(environment.task, action)._replace(is_masked=is_masked)
+    of_frames = frame_shape, frame_dtype, environment.frame_stack
+    spec = SegmentSpec(*of_frames, slots, config.algorithm.n_step, of_agent)
+    if slots > (most := max_slots(spec)):
+        raise UsageError(
+            f"actor.segment_slots={slots}: must be at most {most}, with environment.task={environment.task},"
+            f" because a segment is sent in one message of at most {MAX_SEGMENT_BYTES >> 20} MiB; lower it"
+        )
+    described = EnvironmentSpec(spec, parts, None, None, action_dtype=str(action.dtype), **about)
+    if of_agent.dtype == "float32":
+        low, high = (tuple(bound.tolist()) for bound in action_bounds(action))
+        return described._replace(low=low, high=high)
+    [part] = parts_of(action) or ()
+    if isinstance(action, MultiDiscrete):
+        return described._replace(action_part=part)
+    return described._replace(first_action=part.starts[0])
+
+
+def action_space(described: EnvironmentSpec) -> Any:
+    """Returns Gymnasium's space of the actions of a described environment."""
+    dtype, part = np.dtype(described.action_dtype).type, described.action_part
+    if part is not None:
+        counts, starts = (np.reshape(numbers, part.shape) for numbers in (part.counts, part.starts))
+        return MultiDiscrete(counts, dtype, start=starts)
+    if described.low is not None:
+        return Box(np.array(described.low), np.array(described.high), dtype=dtype)
+    other: dict[str, Any] = {} if dtype is np.int64 else {"dtype": dtype}  # which Gymnasium 1.0 does not know
+    return Discrete(described.spec.action.num_actions, start=described.first_action, **other)
+
+
+def parts_of(space: Any, path: tuple[str | int, ...] = ()) -> tuple[Part, ...] | None:
+    """Returns the arrays of a space in the order of `gymnasium.spaces.flatten`; None if one of them is a text."""
+    if isinstance(space, Dict | Tuple):
+        members = space.items() if isinstance(space, Dict) else enumerate(space.spaces)
+        inner = [parts_of(member, (*path, key)) for key, member in members]
+        return None if None in inner else tuple(part for parts in inner for part in parts or ())
+    if isinstance(space, Box | MultiBinary):
+        return (Part(path, tuple(space.shape)),)
+    if isinstance(space, Discrete | MultiDiscrete):
+        counts = np.ravel(space.nvec if isinstance(space, MultiDiscrete) else space.n)
+        return (Part(path, tuple(space.shape or ()), tuple(counts.tolist()), tuple(np.ravel(space.start).tolist())),)
+    return None
 
 
 def action_spec(task: str, space: Any) -> ActionSpec:

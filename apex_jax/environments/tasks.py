@@ -8,9 +8,8 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from apex_jax.config import Config
-from apex_jax.environments.environment import segment_spec
 from apex_jax.environments.envpool_package import envpool
-from apex_jax.environments.envpool_tasks import family_of
+from apex_jax.environments.envpool_tasks import describe, family_of
 from apex_jax.host.errors import UsageError
 from apex_jax.types import SegmentSpec
 
@@ -74,7 +73,7 @@ def trainable(candidates: list[str]) -> Iterator[Task]:
         else:
             environment = replace(config.environment, task=name, frame_stack=1, frame_skip=1)
         try:
-            spec = segment_spec(config.replace(environment=environment))
+            spec = describe(config.replace(environment=environment)).spec
         except UsageError:
             continue
         yield Task(name, family, spec)

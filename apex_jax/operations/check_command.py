@@ -9,11 +9,11 @@ import numpy as np
 
 from apex_jax.config import Config
 from apex_jax.config.command_line import parse
-from apex_jax.environments.environment import VectorEnvironment, describe, segment_spec, try_out
+from apex_jax.environments.environment import VectorEnvironment, describe
 from apex_jax.environments.tasks import trainable
 from apex_jax.host.output import columns
 from apex_jax.host.program import NAME, Parser
-from apex_jax.types import SegmentSpec
+from apex_jax.types import EnvironmentSpec, SegmentSpec
 
 SECONDS = 2.0  # of random steps
 
@@ -28,9 +28,8 @@ def run(arguments: Sequence[str]) -> int:
     if not options.config and ":" not in options.task:
         arguments = [each for task in trainable([options.task]) for each in task.arguments.split()] or arguments
     config = parse([*arguments, *settings]).config
-    try_out(config)
-    spec, task = segment_spec(config), describe(config)
-    speed = _steps_per_second(config, spec)
+    task = describe(config, is_tried=True)
+    spec, speed = task.spec, _steps_per_second(config, task)
     seconds = config.replay.min_size_to_sample / speed
     is_discrete, own = spec.action.dtype == "int32", config.algorithm.name
     agent = own if own != "auto" else "dqn" if is_discrete else "dpg"
@@ -50,15 +49,15 @@ def run(arguments: Sequence[str]) -> int:
     return 0
 
 
-def _steps_per_second(config: Config, spec: SegmentSpec) -> float:
+def _steps_per_second(config: Config, task: EnvironmentSpec) -> float:
     """Returns the speed of the actor's environments without a policy."""
     rng, number = np.random.default_rng(config.seed), config.actor.environments
-    environment = VectorEnvironment(config, spec, np.arange(number), config.environment.max_episode_frames)
+    environment = VectorEnvironment(config, task, np.arange(number), config.environment.max_episode_frames)
     try:
         steps, step = 0, environment.receive()
         started = time.monotonic()
         while time.monotonic() - started < SECONDS:
-            environment.send(_random_actions(spec, step.observation, rng), step.env_id)
+            environment.send(_random_actions(task.spec, step.observation, rng), step.env_id)
             step = environment.receive()
             steps += len(step.env_id)
         return max(1, steps) / (time.monotonic() - started)

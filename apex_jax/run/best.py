@@ -18,13 +18,14 @@ import re
 import time
 import zlib
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from apex_jax.config import Config
 from apex_jax.host.disk import read_regular, run_of_checkpoint, write_durably
 from apex_jax.host.errors import first_line
 from apex_jax.run.checkpoint import FIX_OF_DIFFERENCE, CheckpointError
 from apex_jax.run.environment_spec import record_environment_spec
+from apex_jax.run.evaluations import Evaluation
 from apex_jax.run.provenance import write_config
 from apex_jax.types import EnvironmentSpec
 
@@ -34,21 +35,6 @@ FOLDER = "best"  # in the run directory
 FILE_NAME = "evaluation.json"
 FORMAT = 1
 INVALID = (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError)  # raised for a damaged folder
-
-
-class BestEvaluation(NamedTuple):
-    """An evaluation, and the file of its params."""
-
-    mean_return: float
-    episodes: int
-    updates: int  # of the params
-    environment_steps: int  # of the whole run, at those updates
-    frames: int
-    unix_seconds: float
-    architecture: str  # digest of the network's leaves, see `transport.params_codec.architecture_of`
-    params: str = ""  # name of the file; empty = not written yet
-    params_bytes: int = 0
-    params_crc32: int = 0
 
 
 def is_best(directory: str | os.PathLike[str]) -> bool:
@@ -62,22 +48,37 @@ def run_directory_of(path: str | os.PathLike[str]) -> Path:
     return directory.parent if directory.name == FOLDER and is_best(directory) else directory
 
 
-def keep_if_best(config: Config, environment_spec: EnvironmentSpec, evaluation: BestEvaluation, params: bytes) -> bool:
+def keep_if_best(
+    config: Config, environment_spec: EnvironmentSpec, evaluation: Evaluation, architecture: str, params: bytes
+) -> bool:
     """Keeps these params if no evaluation of the run was as good; returns whether it did.
 
-    An error of the disk is logged, and the earlier params stay.
+    `architecture`: digest of the network's leaves, see `transport.params_codec.architecture_of`. An error of the disk
+    is logged, and the earlier params stay.
     """
     folder = Path(config.directory, FOLDER)
     name = f"params-{time.time_ns()}"
     try:
-        if _kept_return(folder) >= evaluation.mean_return:
+        if _kept_return(folder) >= evaluation.mean:
             return False
         folder.mkdir(parents=True, exist_ok=True)
         write_durably(folder / name, params)
         record_environment_spec(folder, environment_spec)
         write_config(config, folder)
-        written = evaluation._replace(params=name, params_bytes=len(params), params_crc32=zlib.crc32(params))
-        write_durably(folder / FILE_NAME, json.dumps({"format": FORMAT, **written._asdict()}, indent=2) + "\n")
+        record = {
+            "format": FORMAT,
+            "mean_return": evaluation.mean,
+            "episodes": len(evaluation.returns),
+            "updates": evaluation.updates,
+            "environment_steps": evaluation.environment_steps,
+            "frames": evaluation.frames,
+            "unix_seconds": evaluation.time,
+            "architecture": architecture,
+            "params": name,
+            "params_bytes": len(params),
+            "params_crc32": zlib.crc32(params),
+        }
+        write_durably(folder / FILE_NAME, json.dumps(record, indent=2) + "\n")
         for path in folder.glob("*params-*"):  # also those of which a killed process has written only a part
             if path.name != name:
                 path.unlink()
@@ -87,40 +88,42 @@ def keep_if_best(config: Config, environment_spec: EnvironmentSpec, evaluation: 
     return True
 
 
-def read_best(directory: str | os.PathLike[str], architecture: str) -> tuple[BestEvaluation, bytes]:
-    """Returns the evaluation and its params. Raises CheckpointError if they are damaged or of another network."""
+def read_best(directory: str | os.PathLike[str], architecture: str) -> tuple[int, int, bytes]:
+    """Returns updates and environment steps of the best evaluation, and its params.
+
+    Raises CheckpointError if they are damaged or of another network.
+    """
     folder = Path(directory)
     try:
-        evaluation = _read_evaluation(folder)
-        if evaluation.architecture != architecture:
-            what = f"has a different network: {evaluation.architecture}, not {architecture}"
+        record = _read_record(folder)
+        if record["architecture"] != architecture:
+            what = f"has a different network: {record['architecture']}, not {architecture}"
             raise CheckpointError(f"{folder} {what}; {FIX_OF_DIFFERENCE}")
-        params = read_regular(folder / evaluation.params)
-        if (len(params), zlib.crc32(params)) != (evaluation.params_bytes, evaluation.params_crc32):
-            raise ValueError(f"{evaluation.params} is not as it was saved")
+        params = read_regular(folder / record["params"])
+        if (len(params), zlib.crc32(params)) != (record["params_bytes"], record["params_crc32"]):
+            raise ValueError(f"{record['params']} is not as it was saved")
+        return int(record["updates"]), int(record["environment_steps"]), params
     except INVALID as error:
         what = f"{folder} is damaged: {first_line(error)}"
         fix = f"if it was just replaced, try again, or play the newest checkpoint, checkpoint={folder.parent}"
         raise CheckpointError(f"{what}; {fix}") from None
-    return evaluation, params
 
 
 def _kept_return(folder: Path) -> float:
     """Returns the return of the kept evaluation; minus infinity if there is none, or if its params are missing."""
     try:
-        evaluation = _read_evaluation(folder)
-        is_there = (folder / evaluation.params).stat().st_size == evaluation.params_bytes
-        return float(evaluation.mean_return) if is_there else -math.inf
+        record = _read_record(folder)
+        is_there = (folder / record["params"]).stat().st_size == record["params_bytes"]
+        return float(record["mean_return"]) if is_there else -math.inf
     except INVALID:
         return -math.inf
 
 
-def _read_evaluation(folder: Path) -> BestEvaluation:
+def _read_record(folder: Path) -> dict[str, Any]:
     """Returns the content of `evaluation.json`. Raises OSError, or various exceptions if it is damaged."""
     record: dict[str, Any] = json.loads(read_regular(folder / FILE_NAME))
     if (saved := record["format"]) != FORMAT:
         raise ValueError(f"its format is {saved}, not {FORMAT}")
-    evaluation = BestEvaluation(**{name: record[name] for name in BestEvaluation._fields})
-    if re.fullmatch("params-[0-9]+", evaluation.params) is None:
+    if re.fullmatch("params-[0-9]+", record["params"]) is None:
         raise ValueError("it names no file of params")
-    return evaluation
+    return record

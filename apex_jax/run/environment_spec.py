@@ -45,7 +45,11 @@ def of_record(record: Any) -> EnvironmentSpec:
         None if image is None else ImageSpec(**image | {"shape": tuple(image["shape"])}),
         str(np.dtype(record["action_dtype"])),
         int(record["first_action"]),
-        next(_parts([record["action_part"]])) if record.get("action_part") else None,  # older files lack it
+        # Older files lack these.
+        next(_parts([record["action_part"]])) if record.get("action_part") else None,
+        record.get("frames_per_second"),
+        str(record.get("reading", "")),
+        str(record.get("caution", "")),
     )
 
 

@@ -24,8 +24,8 @@ from apex_jax.process import ROLE_NUMBERS, StopSignal, digest_of_peer_id, new_pe
 from apex_jax.run.metrics import RateMeter
 from apex_jax.segment_codec import value_limits
 from apex_jax.transport.messages import ActorHello, ActorStatus, ActorWelcome, EpisodeStatistics
-from apex_jax.types import Segment, SegmentSpec, Step
-from apex_jax.workers.role import RoleContext, checked_spec, open_role
+from apex_jax.types import EnvironmentSpec, Segment, Step
+from apex_jax.workers.role import RoleContext, checked, open_role
 from apex_jax.workers.rollout import Rollouts
 
 _log = logging.getLogger(__name__)
@@ -39,7 +39,7 @@ class Actor:
     """The loop that acts, and its state; `open_actor` makes it. Sending and receiving run on other threads."""
 
     role: RoleContext
-    spec: SegmentSpec
+    environment_spec: EnvironmentSpec
     algorithm: Algorithm
     weights: WeightsClient
     replay: ExperienceClient
@@ -103,7 +103,7 @@ class Actor:
         """Yields the steps of environments that run on the CPU, and the actions for them."""
         config, call = self.role.config, 0
         limit, threads = config.environment.max_episode_frames, config.actor.environment_threads
-        environment = VectorEnvironment(config, self.spec, seeds, limit, threads, config.actor.batch_size)
+        environment = VectorEnvironment(config, self.environment_spec, seeds, limit, threads, config.actor.batch_size)
         with contextlib.closing(environment):
             while True:
                 self.role.stop.beat()
@@ -207,12 +207,12 @@ class Actor:
 
 
 @contextlib.contextmanager
-def open_actor(role: RoleContext, spec: SegmentSpec) -> Iterator[Actor]:
+def open_actor(role: RoleContext, environment_spec: EnvironmentSpec) -> Iterator[Actor]:
     """Starts connecting to the replay server and the learner, without waiting for them.
 
     On leaving, disconnects, ends the threads and writes the last metrics.
     """
-    config = role.config
+    config, spec = role.config, environment_spec.spec
     algorithm = make_algorithm(config, spec)
     like_params = algorithm.acting_params(jax.eval_shape(algorithm.init, jax.random.key(0)))
     weights = WeightsClient(
@@ -234,7 +234,7 @@ def open_actor(role: RoleContext, spec: SegmentSpec) -> Iterator[Actor]:
         config.away_limit_seconds,
         role.run_identity,
     )
-    actor = Actor(role, spec, algorithm, weights, replay, peer_id)
+    actor = Actor(role, environment_spec, algorithm, weights, replay, peer_id)
     try:
         yield actor
     finally:
@@ -245,7 +245,8 @@ def open_actor(role: RoleContext, spec: SegmentSpec) -> Iterator[Actor]:
 
 def _begin(actor: Actor, welcome: ActorWelcome) -> tuple[np.ndarray, SegmentBuilder, np.ndarray, jax.Array]:
     """Returns the environments' seeds int[N], segment builder and exploration float32[N], and a key for actions."""
-    config, spec, game, size = actor.role.config, actor.spec, actor.role.config.environment, len(welcome.ladder_indices)
+    config, spec, size = actor.role.config, actor.environment_spec.spec, len(welcome.ladder_indices)
+    game = config.environment
     rng = process_rng(config.seed, ROLE_NUMBERS["actor"], welcome.actor_number)
     key, seeds = jax.random.key(int(rng.integers(2**31))), rng.integers(2**31, size=size)
     exploration = actor.algorithm.exploration(welcome.ladder_size)[welcome.ladder_indices]
@@ -260,9 +261,9 @@ def _begin(actor: Actor, welcome: ActorWelcome) -> tuple[np.ndarray, SegmentBuil
 
 def run(config: Config, name: str, stop: StopSignal) -> int:
     """Runs the role and returns the process's exit code."""
-    spec = checked_spec(config)
-    log_reading(config)
-    with open_role(config, "actor", name, stop) as role, open_actor(role, spec) as actor:
+    environment_spec = checked(config)
+    log_reading(environment_spec)
+    with open_role(config, "actor", name, stop) as role, open_actor(role, environment_spec) as actor:
         role.describe = actor.describe
         actor.run()
     return stop.exit_code

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import json
 import logging
 import math
 import os
@@ -14,7 +13,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -25,7 +23,7 @@ from apex_jax.config import Config
 from apex_jax.config.load import CONFIG_NAME
 from apex_jax.config.trust import code_settings
 from apex_jax.environments.atari_scores import human_normalized_score
-from apex_jax.environments.environment import EpisodeTracker, VectorEnvironment, can_render, environment_spec_of
+from apex_jax.environments.environment import EpisodeTracker, VectorEnvironment, can_render
 from apex_jax.host.disk import run_of_checkpoint
 from apex_jax.host.errors import RunError
 from apex_jax.links.weights_client import Weights, WeightsClient
@@ -33,24 +31,22 @@ from apex_jax.operations.run_page import write_report
 from apex_jax.plotting.video import video_of_run
 from apex_jax.policy import restore_params
 from apex_jax.process import ROLE_NUMBERS, SUPERVISED, StopSignal, process_rng
-from apex_jax.run.best import BestEvaluation, keep_if_best, run_directory_of
-from apex_jax.run.evaluations import FILE_NAME, return_text, spread
-from apex_jax.run.metric_files import append_line
-from apex_jax.run.metrics import EVALUATED_INFO
+from apex_jax.run.best import keep_if_best, run_directory_of
+from apex_jax.run.evaluations import Evaluation
 from apex_jax.run.provenance import check_resumable, find_code
 from apex_jax.transport.params_codec import architecture_of, encode_weights
-from apex_jax.types import SegmentSpec
-from apex_jax.workers.recording import Film, check_video, complete_film, draw_curves, frames_per_second
-from apex_jax.workers.role import RoleContext, checked_spec, open_role
+from apex_jax.types import EnvironmentSpec
+from apex_jax.workers.recording import Film, check_video, draw_curves
+from apex_jax.workers.role import RoleContext, checked, open_role
 
 _log = logging.getLogger(__name__)
 
 
-def follow(role: RoleContext, spec: SegmentSpec) -> None:
+def follow(role: RoleContext, environment_spec: EnvironmentSpec) -> None:
     """Evaluates the newest weights repeatedly; at the end, evaluates the final weights and records a game."""
     config, stop = role.config, role.stop
-    algorithm = make_algorithm(config, spec)
-    evaluator = Evaluator(config, spec, algorithm, filmed=can_render(config), beat=stop.beat)
+    algorithm, is_filmed = make_algorithm(config, environment_spec.spec), can_render(config, environment_spec)
+    evaluator = Evaluator(config, environment_spec, algorithm, is_filmed, stop.beat)
     is_supervised = bool(os.environ.get(SUPERVISED))
     like_params = algorithm.acting_params(jax.eval_shape(algorithm.init, jax.random.key(0)))
     client = WeightsClient(
@@ -77,23 +73,22 @@ def follow(role: RoleContext, spec: SegmentSpec) -> None:
         while not stop.is_set() and not (weights is not None and weights.final):
             weights = next_weights(client, weights, config.evaluator.interval_seconds, stop)
             if weights is None and stop.run_is_over:  # the learner stopped before this process joined
-                weights = saved_weights(resolved(config, spec), config.directory, algorithm)
+                weights = saved_weights(resolved(config, environment_spec.spec), config.directory, algorithm)
             if weights is None:
                 continue
             published_seconds = weights.published_seconds
             cancelled = partial(is_cancelled, stop, client, weights)
-            video = config.evaluator.video or str(Path(config.directory, "video"))
-            with Film(video, frames_per_second(config)) as film:
+            with Film(config, environment_spec) as film:
                 returns = evaluator.evaluate(weights.params, cancelled, film.add if weights.final else None)
                 if returns is None:
                     continue
                 evaluation = evaluator.evaluation(returns, weights)
-                client.best_return = max(client.best_return, float(returns.mean()))
-                record(role, spec, algorithm, evaluation, weights.params, client.dropped.copy())
+                client.best_return = max(client.best_return, evaluation.mean)
+                record(role, environment_spec, evaluation, weights.params, client.dropped.copy())
                 evaluations += 1
                 if weights.final:
                     phase = "completing the film"
-                    finish_film(film, config, evaluation)
+                    finish_film(film, evaluation)
         if not stop.is_set() and not is_supervised:  # a supervisor does this after its evaluator has ended
             draw_curves(Path(config.directory), config.environment.task)
             write_report(config)
@@ -104,8 +99,7 @@ def follow(role: RoleContext, spec: SegmentSpec) -> None:
 
 def record(
     role: RoleContext,
-    spec: SegmentSpec,
-    algorithm: Algorithm,
+    environment_spec: EnvironmentSpec,
     evaluation: Evaluation,
     params: Params,
     dropped: Counter[str] | None = None,
@@ -113,24 +107,15 @@ def record(
     """Writes an evaluation to metrics, log and `evaluations.jsonl`, and the parameters to `best` if it is the best."""
     config = role.config
     role.write_metrics(evaluation.environment_steps, evaluation.values(), dropped)
-    _log.info("%s", evaluation.describe())
-    evaluation.store(config.directory, algorithm.evaluation_exploration)
-    best = BestEvaluation(
-        mean_return=float(evaluation.returns.mean()),
-        episodes=len(evaluation.returns),
-        updates=evaluation.updates,
-        environment_steps=evaluation.environment_steps,
-        frames=evaluation.frames,
-        unix_seconds=time.time(),
-        architecture=architecture_of(params),
-    )
-    keep_if_best(config, environment_spec_of(config, spec), best, encode_weights(params))
+    _log.info("%s: %s", config.environment.task, evaluation.describe())
+    evaluation.store(config.directory, config.seed)
+    keep_if_best(config, environment_spec, evaluation, architecture_of(params), encode_weights(params))
 
 
-def finish_film(film: Film, config: Config, evaluation: Evaluation) -> None:
+def finish_film(film: Film, evaluation: Evaluation) -> None:
     """Completes the film of a run's last evaluation; logs the reason if there is no film."""
     try:
-        complete_film(film, config, float(evaluation.returns[0]))
+        film.complete(float(evaluation.returns[0]))
     except RunError as error:  # the evaluation is valid nevertheless
         _log.info("no video: %s", error)
 
@@ -168,97 +153,22 @@ def run(config: Config, name: str, stop: StopSignal) -> int:
     run_directory, _ = run_of_checkpoint(config.evaluator.checkpoint)
     if config.evaluator.checkpoint:
         find_code(run_directory_of(run_directory), is_named=bool(code_settings(config)))
-    spec = checked_spec(config)
-    check_video(config)  # fails before the games are played
+    environment_spec = checked(config)
+    check_video(config, environment_spec)  # fails before the games are played
     if config.evaluator.video:
         video = video_of_run(config.evaluator.video, run_directory or config.directory)
         config = config.replace(evaluator=replace(config.evaluator, video=video))
     if config.evaluator.checkpoint:
         fix = "leave those settings out, or give another checkpoint"
         check_resumable(config, run_directory, fix)
-        evaluate_checkpoint(config, spec, stop)
+        evaluate_checkpoint(config, environment_spec, stop)
         return stop.exit_code
     with open_role(config, "evaluator", name, stop) as role:
-        follow(role, spec)
+        follow(role, environment_spec)
     return stop.exit_code
 
 
-# An evaluation: full games of one policy, all in parallel, and the record of their returns ---------------------------
-
-
-class Evaluation(NamedTuple):
-    """Result of full games, with raw rewards."""
-
-    config: Config
-    returns: np.ndarray  # float64[episodes]
-    updates: int  # of the weights
-    environment_steps: int  # of the whole run, at those updates
-    seconds: float  # that the games took
-    numbers: np.ndarray | None = None  # float64[episodes, K] of the K names in `metrics.info`, at the end of the games
-
-    @property
-    def info(self) -> dict[str, np.ndarray]:
-        """The numbers of the games by their name, float64[episodes]; NaN: the game has none."""
-        return {} if self.numbers is None else dict(zip(self.config.metrics.info, self.numbers.T, strict=True))
-
-    @property
-    def frames(self) -> int:
-        """Emulator frames of the environment steps."""
-        return self.environment_steps * self.config.environment.frame_skip
-
-    def values(self) -> dict[str, float]:
-        """Returns the evaluation under the tags of `apex_jax.run.metrics.TAGS`."""
-        mean = float(self.returns.mean())
-        values: dict[str, float] = {
-            "eval/episodic_return": mean,
-            "eval/episodic_return_median": float(np.median(self.returns)),
-            **{f"eval/episodic_return_{name}": value for name, value in spread(self.returns).items()},
-            "eval/episodes": len(self.returns),
-            "eval/seconds": self.seconds,
-            "eval/updates": self.updates,
-            "eval/frames": self.frames,
-        }
-        for name, numbers in self.info.items():
-            if np.isfinite(numbers).any():
-                values[f"{EVALUATED_INFO}{name}"] = float(np.nanmean(numbers))
-        score = human_normalized_score(self.config.environment.task, mean)
-        return values if score is None else values | {"eval/human_normalized_score": score}
-
-    def describe(self) -> str:
-        """Returns the evaluation as one line."""
-        task, episodes, values = self.config.environment.task, len(self.returns), self.values()
-        text = (
-            f"{task}: mean return {return_text(values['eval/episodic_return'])},"
-            f" median {return_text(values['eval/episodic_return_median'])},"
-            f" lowest {self.returns.min():g}, highest {self.returns.max():g},"
-            f" standard deviation {return_text(values['eval/episodic_return_standard_deviation'])}"
-            f" over {episodes} game{'s' * (episodes != 1)}"
-        )
-        if (score := values.get("eval/human_normalized_score")) is not None:
-            text += f", human-normalised {score:.0%}"
-        return f"{text}, after {self.updates:,} updates and {self.frames:,} frames"
-
-    def store(self, run_directory: str, exploration: float) -> None:
-        """Appends the returns of all games to the run's evaluations."""
-        line = {
-            "time": time.time(),  # unix seconds
-            "updates": self.updates,
-            "frames": self.frames,
-            "exploration": exploration,
-            "seed": self.config.seed,
-            "seconds": self.seconds,
-            "mean": float(self.returns.mean()),
-            **spread(self.returns),
-            "returns": self.returns.tolist(),
-            "info": {
-                name: [number if np.isfinite(number) else None for number in numbers.tolist()]
-                for name, numbers in self.info.items()
-            },
-        }
-        try:
-            append_line(Path(run_directory, FILE_NAME), json.dumps(line).encode() + b"\n")
-        except OSError as error:  # not fatal: the run directory of another user may be read-only
-            _log.warning("the games' returns are not kept: %s", error)
+# An evaluation: full games of one policy, all in parallel -------------------------------------------------------------
 
 
 class Evaluator:
@@ -270,7 +180,7 @@ class Evaluator:
     def __init__(
         self,
         config: Config,
-        spec: SegmentSpec,
+        environment_spec: EnvironmentSpec,
         algorithm: Algorithm,
         filmed: bool = False,
         beat: Callable[[], None] = lambda: None,
@@ -287,7 +197,8 @@ class Evaluator:
         seeds = self._rng.integers(2**31, size=self._settings.episodes)
         # One pool for all evaluations, since EnvPool leaks about 2 MB per closed pool.
         limit = self._settings.max_episode_frames
-        self.environment = VectorEnvironment(config, spec, seeds, limit, per_step=1, rendered=filmed)
+        self.environment = VectorEnvironment(config, environment_spec, seeds, limit, per_step=1, rendered=filmed)
+        spec = environment_spec.spec
         self._observation = np.zeros((len(seeds), spec.frame_stack, *spec.frame_shape), spec.frame_dtype)
 
     def evaluate(
@@ -330,8 +241,18 @@ class Evaluator:
 
     def evaluation(self, returns: np.ndarray, weights: Weights) -> Evaluation:
         """Returns the evaluation of the last games; `returns`: what `evaluate` returned for these weights."""
-        counts = weights.updates, weights.environment_steps
-        return Evaluation(self._config, returns, *counts, self.seconds, self._info.copy())
+        environment, names = self._config.environment, self._config.metrics.info
+        return Evaluation(
+            time.time(),
+            weights.updates,
+            self._algorithm.evaluation_exploration,
+            returns,
+            dict(zip(names, self._info.T.copy(), strict=True)),
+            weights.environment_steps,
+            weights.environment_steps * environment.frame_skip,
+            self.seconds,
+            human_normalized_score(environment.task, float(returns.mean())),
+        )
 
     def _actions(self, params: Params, playing: np.ndarray, key: jax.Array, call: int) -> np.ndarray:
         """Returns the actions [P, ...] of the games `playing`."""
@@ -355,24 +276,25 @@ def batch_size(playing: int, episodes: int) -> int:
 # The evaluation of a checkpoint by a command, without the other roles of its run -------------------------------------
 
 
-def evaluate_checkpoint(config: Config, spec: SegmentSpec, stop: StopSignal) -> None:
+def evaluate_checkpoint(config: Config, environment_spec: EnvironmentSpec, stop: StopSignal) -> None:
     """Evaluates `evaluator.checkpoint` and prints the result. Raises RunError without a checkpoint or film."""
-    algorithm = make_algorithm(config, spec)
+    algorithm = make_algorithm(config, environment_spec.spec)
     run_directory, updates = run_of_checkpoint(config.evaluator.checkpoint)
-    weights = saved_weights(resolved(config, spec), run_directory, algorithm, updates)
+    weights = saved_weights(resolved(config, environment_spec.spec), run_directory, algorithm, updates)
     video = config.evaluator.video
-    with Film(video, frames_per_second(config)) as film:
-        evaluator = Evaluator(config, spec, algorithm, filmed=video != "" and can_render(config))
+    with Film(config, environment_spec) as film:
+        is_filmed = video != "" and can_render(config, environment_spec)
+        evaluator = Evaluator(config, environment_spec, algorithm, is_filmed)
         with contextlib.closing(evaluator.environment):
             returns = evaluator.evaluate(weights.params, stop.is_set, film.add if video else None)
         if returns is None:
             return
         evaluation = evaluator.evaluation(returns, weights)
-        print(evaluation.describe())
+        print(f"{config.environment.task}: {evaluation.describe()}")
         if Path(run_directory, CONFIG_NAME).is_file():  # an exported policy stays as it was published
-            evaluation.store(run_directory, algorithm.evaluation_exploration)
+            evaluation.store(run_directory, config.seed)
         if video:
-            complete_film(film, config, float(returns[0]))
+            film.complete(float(returns[0]))
 
 
 def saved_weights(config: Config, run_directory: str, algorithm: Algorithm, updates: int | None = None) -> Weights:

@@ -21,7 +21,6 @@ from apex_jax.agent.registry import make_algorithm, resolved
 from apex_jax.agent.space_to_depth import frame_block_size
 from apex_jax.config import Config
 from apex_jax.device import accelerator_name, device_memory_bytes
-from apex_jax.environments.environment import environment_spec_of
 from apex_jax.host.errors import DivergenceError, FatalError, RunError
 from apex_jax.links.sampling_client import Batches, Received, SamplingClient, Segments
 from apex_jax.links.weights_server import WeightsServer
@@ -31,10 +30,10 @@ from apex_jax.run.checkpoint import Checkpointer, Progress
 from apex_jax.run.environment_spec import record_environment_spec
 from apex_jax.run.provenance import check_resumable, record_accelerator, record_start, write_config
 from apex_jax.transport.params_codec import architecture_of
-from apex_jax.types import SegmentSpec
+from apex_jax.types import EnvironmentSpec, SegmentSpec
 from apex_jax.workers.learner_links import CALLS_IN_FLIGHT, join_replay, serve_weights
 from apex_jax.workers.learner_metrics import LearnerMetrics
-from apex_jax.workers.role import RoleContext, checked_spec, open_role
+from apex_jax.workers.role import RoleContext, checked, open_role
 from apex_jax.workers.run_counters import RunCounters
 from apex_jax.workers.saver import Saver
 
@@ -53,7 +52,7 @@ class Learner:
     """
 
     role: RoleContext
-    spec: SegmentSpec
+    environment_spec: EnvironmentSpec
     peer_id: int  # of this process
     algorithm: Algorithm
     state: State
@@ -187,7 +186,7 @@ class Learner:
                 self.is_start_due = False
             if self.are_settings_due:
                 write_config(config, config.directory)
-                record_environment_spec(config.directory, environment_spec_of(config, self.spec))
+                record_environment_spec(config.directory, self.environment_spec)
                 self.are_settings_due = False
         except OSError as error:
             if not self.record_failure:
@@ -244,7 +243,7 @@ class Learner:
 @contextlib.contextmanager
 def open_learner(
     role: RoleContext,
-    spec: SegmentSpec,
+    environment_spec: EnvironmentSpec,
     serve_weights: Callable[[RoleContext, int, int, str], WeightsServer] = serve_weights,
     join_replay: Callable[[RoleContext, SegmentSpec, int, int], SamplingClient] = join_replay,
 ) -> Iterator[Learner]:
@@ -252,7 +251,7 @@ def open_learner(
 
     Closes checkpointer and links on leaving, since their threads would keep the process alive.
     """
-    config, run = role.config, role.run_identity
+    config, spec, run = role.config, environment_spec.spec, role.run_identity
     dtype, peer_id = compute_dtype(config), new_peer_id()
     algorithm = make_algorithm(config, spec, dtype)
     shapes = jax.eval_shape(algorithm.init, jax.random.key(0))
@@ -282,7 +281,7 @@ def open_learner(
         _log.info("learning on %s in %s", jax.devices()[0], dtype.name)
         replay = join_replay(role, spec, peer_id, counters.environment_steps)
         opened.callback(replay.close)
-        yield Learner(role, spec, peer_id, algorithm, state, store, replay, weights, saver, counters)
+        yield Learner(role, environment_spec, peer_id, algorithm, state, store, replay, weights, saver, counters)
 
 
 def _restore(checkpointer: Checkpointer, state: State, key: str, architecture: str) -> tuple[State, Progress]:
@@ -361,13 +360,13 @@ def _wait_for_others(learner: Learner) -> None:
 
 def run(config: Config, name: str, stop: StopSignal) -> int:
     """Runs the role and returns the process's exit code."""
-    spec = checked_spec(config)
+    environment_spec = checked(config)
     with open_role(config, "learner", name, stop) as role:
         if stop.is_set():
             return stop.exit_code  # stopped while the run was fetched; starting would replace its remote copy
         check_resumable(config)
         try:
-            with open_learner(role, spec) as learner:
+            with open_learner(role, environment_spec) as learner:
                 role.describe = learner.describe
                 learn_and_end(learner, learner.learn)
         except jax.errors.JaxRuntimeError as error:

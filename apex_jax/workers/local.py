@@ -18,7 +18,7 @@ from typing import Any
 from apex_jax.config import AddressConfig, Config
 from apex_jax.config.load import to_yaml, yaml_text
 from apex_jax.device import actor_processes, has_gpu
-from apex_jax.environments.environment import can_render, log_reading, try_out
+from apex_jax.environments.environment import can_render, log_reading
 from apex_jax.host.disk import lock_file, write_durably
 from apex_jax.host.errors import FatalError, RunError, UsageError, printable
 from apex_jax.host.machine import untried_packages, usable_cores
@@ -34,10 +34,12 @@ from apex_jax.process import StopSignal
 from apex_jax.replay.journal import check_journal
 from apex_jax.replay.replay import make_limiter
 from apex_jax.run.checkpoint_files import checkpoint_steps
+from apex_jax.run.environment_spec import record_environment_spec
 from apex_jax.run.provenance import changed_settings, check_resumable, playing_arguments, record_start
 from apex_jax.transport.sockets import LocalLinks
+from apex_jax.types import EnvironmentSpec
 from apex_jax.workers.recording import check_video, draw_curves, film_in_simulator
-from apex_jax.workers.role import checked_spec
+from apex_jax.workers.role import checked
 from apex_jax.workers.role_process import RoleProcess
 
 _log = logging.getLogger(__name__)
@@ -56,15 +58,27 @@ LAST_EVALUATION_SECONDS = 1800.0  # with its film, after the end of the run; the
 class LocalRun:
     """The processes of one run on this machine."""
 
-    def __init__(self, config: Config, addresses: AddressConfig, stop: StopSignal, page: RunPage):
-        """`config`: with an existing run directory; `addresses`: unique to this run; `page`: receives the progress."""
-        self._config = config
+    def __init__(
+        self,
+        config: Config,
+        environment_spec: EnvironmentSpec,
+        addresses: AddressConfig,
+        stop: StopSignal,
+        page: RunPage,
+    ):
+        """`config`: with an existing run directory; `addresses`: unique to this run; `page`: receives the progress.
+
+        `environment_spec`: of the run's task, which is passed on to the roles. A role's status address is that of
+        `addresses`, with the role's name appended.
+        """
+        self._config, self._environment_spec = config, environment_spec
         self._stop = stop
         self._page = page
         self._directory = Path(config.directory)
         (self._directory / "logs").mkdir(exist_ok=True)
         config_path = self._directory / "logs" / "config.yaml"  # the learner writes the run's own config.yaml
         write_durably(config_path, to_yaml(config))
+        record_environment_spec(config_path.parent, environment_spec)
         links = [f"addresses.{link}={yaml_text(of)}" for link, of in asdict(addresses).items()]
         self._arguments = ["--config", str(config_path), *links]
         self._roles = [
@@ -99,7 +113,8 @@ class LocalRun:
         film = film_in_simulator(self._config, self._stop)
         progress = replace(reader.read(), film=film)
         self._page.finish(progress)
-        print(final_summary(progress, self._config, can_render(self._config)), flush=True)
+        has_video = can_render(self._config, self._environment_spec)
+        print(final_summary(progress, self._config, has_video), flush=True)
         for role in self._roles:
             if role.role in ("learner", "replay") and (error := role.error_line()):
                 # The updates or transitions that it failed to save are lost.
@@ -290,21 +305,24 @@ def open_run(config: Config, stop: StopSignal) -> Iterator[RunPage | None]:
             yield page
 
 
-def check_local(config: Config) -> None:
-    """Raises UsageError or RunError for what a run on this machine would refuse after its start: nothing is written."""
-    try_out(config)
-    spec = checked_spec(config)
-    make_limiter(config, spec)
-    check_journal(config, spec)
-    check_video(config)
-    log_reading(config)
+def check_local(config: Config) -> EnvironmentSpec:
+    """Returns the description of the run's task; nothing is written.
+
+    Raises UsageError or RunError for what a run on this machine would refuse after its start.
+    """
+    environment_spec = checked(config, is_tried=True)
+    make_limiter(config, environment_spec.spec)
+    check_journal(config, environment_spec.spec)
+    check_video(config, environment_spec)
+    log_reading(environment_spec)
     for warning in untried_packages():
         _log.warning("%s", warning)
+    return environment_spec
 
 
 def run(config: Config, name: str, stop: StopSignal) -> int:
     """Runs all roles and returns the process's exit code."""
-    check_local(config)
+    environment_spec = check_local(config)
     chosen = ""
     if config.actor.processes == 0:  # chosen here, once, because the exploration ladder of all roles depends on it
         actors, chosen = actor_processes(usable_cores(), has_gpu(config))
@@ -319,7 +337,8 @@ def run(config: Config, name: str, stop: StopSignal) -> int:
             if not stop.is_set():
                 if chosen:
                     print(chosen, flush=True)
-                local = LocalRun(config.replace(run_directory=config.directory), addresses, stop, run_page)
+                config = config.replace(run_directory=config.directory)
+                local = LocalRun(config, environment_spec, addresses, stop, run_page)
                 report.describe = local.report
                 stop.on_second_signal = lambda: _end_at_once(local, links)
                 local.run()

@@ -25,16 +25,16 @@ from apex_jax.operations.live_view import LiveView, final_summary
 from apex_jax.operations.progress import ProgressReader, RunProgress
 from apex_jax.process import ROLE_NUMBERS, StopSignal, process_rng
 from apex_jax.replay.replay import Replay
-from apex_jax.run.evaluations import PlayedGames
+from apex_jax.run.evaluations import Evaluation
 from apex_jax.run.identity import new_identity
-from apex_jax.types import SegmentSpec
+from apex_jax.types import EnvironmentSpec, SegmentSpec
 from apex_jax.workers.actor import Actor
 from apex_jax.workers.evaluator import Evaluator, finish_film, record
 from apex_jax.workers.learner import Learner, learn_and_end, open_learner
 from apex_jax.workers.local import check_local, open_run
-from apex_jax.workers.recording import Film, draw_curves, film_in_simulator, frames_per_second
+from apex_jax.workers.recording import Film, draw_curves, film_in_simulator
 from apex_jax.workers.replay_server import ReplayMetrics
-from apex_jax.workers.role import RoleContext, checked_spec, open_role
+from apex_jax.workers.role import RoleContext, open_role
 
 LOOK_SECONDS = 0.5  # between two updates of the live view and the page
 PARTS_OF_A_RUN = 10  # one evaluation after each
@@ -48,7 +48,7 @@ class OneProcess:
     role: RoleContext  # of the learner
     replay_role: RoleContext
     evaluator_role: RoleContext
-    spec: SegmentSpec
+    environment_spec: EnvironmentSpec
     replay: Replay
     experience: InProcessExperience
     actor: Actor
@@ -56,7 +56,7 @@ class OneProcess:
     weights: InProcessWeights
     evaluator: Evaluator
     look: Callable[[str], None]  # shows the progress, in the given phase
-    on_evaluation: Callable[[PlayedGames], bool | None]  # returns whether to end the run
+    on_evaluation: Callable[[Evaluation], bool | None]  # returns whether to end the run
     is_ended: bool = False  # by `on_evaluation`
     next_look: float = 0.0
     next_metrics: float = 0.0
@@ -103,24 +103,21 @@ class OneProcess:
 
     def evaluate(self, film: Film | None = None) -> None:
         """Evaluates the newest parameters, unless the process is stopped. `film`: receives the first game."""
-        weights, algorithm, stop = self.weights.newest, self.learner.algorithm, self.role.stop
+        weights, stop = self.weights.newest, self.role.stop
         assert weights is not None
         returns = self.evaluator.evaluate(weights.params, stop.is_set, film.add if film else None)
         if returns is None:
             return
         evaluation = self.evaluator.evaluation(returns, weights)
-        self.weights.best_return = max(self.weights.best_return, float(returns.mean()))
-        record(self.evaluator_role, self.spec, algorithm, evaluation, weights.params)
-        games = time.time(), weights.updates, algorithm.evaluation_exploration, returns, evaluation.info
-        self.is_ended |= bool(self.on_evaluation(PlayedGames(*games)))
+        self.weights.best_return = max(self.weights.best_return, evaluation.mean)
+        record(self.evaluator_role, self.environment_spec, evaluation, weights.params)
+        self.is_ended |= bool(self.on_evaluation(evaluation))
         if film is not None:
-            finish_film(film, self.role.config, evaluation)
+            finish_film(film, evaluation)
 
     def evaluate_at_the_end(self) -> None:
         """Evaluates the last parameters of the run, and films their first game."""
-        config = self.role.config
-        video = config.evaluator.video or str(Path(config.directory, "video"))
-        with Film(video, frames_per_second(config)) as film:
+        with Film(self.role.config, self.environment_spec) as film:
             self.evaluate(film)
 
     def beat(self) -> None:
@@ -158,12 +155,12 @@ def _updates_between_evaluations(config: Config) -> int:
 @contextlib.contextmanager
 def open_parts(
     role: RoleContext,
-    spec: SegmentSpec,
+    environment_spec: EnvironmentSpec,
     look: Callable[[str], None],
-    on_evaluation: Callable[[PlayedGames], bool | None],
+    on_evaluation: Callable[[Evaluation], bool | None],
 ) -> Iterator[OneProcess]:
     """Restores replay and learner, if the run was started before, and closes them on leaving."""
-    config, stop = role.config, role.stop
+    config, spec, stop = role.config, environment_spec.spec, role.stop
     with contextlib.ExitStack() as opened:
         replay = Replay(config, spec, process_rng(config.seed, ROLE_NUMBERS["replay"]), role.run_identity.name)
         opened.callback(replay.journal.close)
@@ -176,7 +173,7 @@ def open_parts(
             batches = config.learner.updates_of_a_call(jax.default_backend() == "cpu")
             return InProcessReplay(replay, config, spec, batches)
 
-        learner = opened.enter_context(open_learner(role, spec, serve_weights, join_replay))
+        learner = opened.enter_context(open_learner(role, environment_spec, serve_weights, join_replay))
         if not role.run_identity.name:
             role.run_identity.adopt(new_identity(), "this run")
         opened.callback(lambda: replay.finish(time.monotonic()))  # not before: a refused start leaves the run as it was
@@ -185,32 +182,32 @@ def open_parts(
         others = {name: RoleContext(config, role.sockets, name, stop) for name in ("replay", "actor-0", "evaluator")}
         for other in others.values():
             other.loggers = role.loggers
-        actor = Actor(others["actor-0"], spec, learner.algorithm, weights, cast(Any, experience), experience.peer_id)
-        evaluator = Evaluator(config, spec, learner.algorithm, filmed=can_render(config))
+        links = weights, cast(Any, experience), experience.peer_id
+        actor = Actor(others["actor-0"], environment_spec, learner.algorithm, *links)
+        evaluator = Evaluator(config, environment_spec, learner.algorithm, can_render(config, environment_spec))
         opened.callback(evaluator.environment.close)
         parts = replay, experience, actor, learner, weights, evaluator, look, on_evaluation
-        one = OneProcess(role, others["replay"], others["evaluator"], spec, *parts)
+        one = OneProcess(role, others["replay"], others["evaluator"], environment_spec, *parts)
         evaluator.beat = one.beat
         yield one
 
 
 def train(
     config: Config,
+    environment_spec: EnvironmentSpec,
     stop: StopSignal,
     view: Callable[[RunProgress], None],
-    on_evaluation: Callable[[PlayedGames], bool | None] = lambda evaluation: None,
+    on_evaluation: Callable[[Evaluation], bool | None] = lambda evaluation: None,
     on_page: Callable[[str], None] = lambda address: None,
 ) -> RunProgress | None:
     """Trains until a limit is reached or `stop` is set; returns the progress, or None if a limit had been reached.
 
-    `view`: is called with the progress about twice a second; `on_evaluation`: with each evaluation, returns whether to
-    end the run; `on_page`: with the address of the run's page.
+    `environment_spec`: as `check_local` returns it; `view`: is called with the progress about twice a second;
+    `on_evaluation`: with each evaluation, returns whether to end the run; `on_page`: with the address of the page.
     """
-    check_local(config)
     environments = config.actor.environments
     actor = replace(config.actor, processes=1, environments_per_step=environments)  # in a fixed order
     config = config.replace(run_directory=config.directory, actor=actor)
-    spec = checked_spec(config)
     with open_run(config, stop) as page:
         if page is None or stop.is_set():
             return None
@@ -223,7 +220,10 @@ def train(
             view(progress)
             page.update(progress)
 
-        with open_role(config, "learner", "learner", stop) as role, open_parts(role, spec, look, on_evaluation) as one:
+        with (
+            open_role(config, "learner", "learner", stop) as role,
+            open_parts(role, environment_spec, look, on_evaluation) as one,
+        ):
             role.describe = one.learner.describe
             learn_and_end(one.learner, one.learn)
             if not stop.is_set() and not one.is_ended:  # else the callback has just received their evaluation
@@ -238,13 +238,14 @@ def train(
 
 def run(config: Config, name: str, stop: StopSignal) -> int:
     """Runs all roles in this process and returns its exit code."""
+    environment_spec = check_local(config)
     with contextlib.ExitStack() as opened:
         views = list[LiveView]()
 
         def begin(address: str) -> None:
             views.append(opened.enter_context(LiveView(config, sys.stdout, page_address=address)))
 
-        progress = train(config, stop, lambda progress: views[0].update(progress), on_page=begin)
+        progress = train(config, environment_spec, stop, lambda progress: views[0].update(progress), on_page=begin)
     if progress is not None:
-        print(final_summary(progress, config, can_render(config)), flush=True)
+        print(final_summary(progress, config, can_render(config, environment_spec)), flush=True)
     return stop.exit_code

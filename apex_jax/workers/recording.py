@@ -17,13 +17,14 @@ import av
 import numpy as np
 
 from apex_jax.config import Config
-from apex_jax.environments.environment import can_render, describe, has_reference_simulator
+from apex_jax.environments.environment import can_render, has_reference_simulator
 from apex_jax.host.errors import RunError, UsageError, printable, short_repr
 from apex_jax.host.program import NAME, command
 from apex_jax.plotting.video import video_paths, video_writer
 from apex_jax.process import StopSignal
 from apex_jax.run.evaluations import return_text
 from apex_jax.run.provenance import playing_arguments
+from apex_jax.types import EnvironmentSpec
 from apex_jax.workers.film_command import FILM_EXTRA
 
 _log = logging.getLogger(__name__)
@@ -34,13 +35,13 @@ FILM_SECONDS = 300.0  # for an episode in the task's own simulator
 VIDEO_ERRORS = (OSError, UsageError, av.FFmpegError)
 
 
-def check_video(config: Config) -> None:
+def check_video(config: Config, environment_spec: EnvironmentSpec) -> None:
     """Raises UsageError if a video is requested under an invalid name or for a game without a screen."""
     video = config.evaluator.video
     if not video:
         return
     video_paths(video)
-    if not can_render(config):
+    if not can_render(config, environment_spec):
         raise UsageError(f"evaluator.video={short_repr(video)}: {no_screen(config)}; leave it out")
 
 
@@ -67,24 +68,15 @@ def draw_curves(run_directory: Path, task: str) -> None:
         _log.warning("no curves.png: %s", error)
 
 
-def frames_per_second(config: Config) -> Fraction:
-    """Returns how many screens of `VectorEnvironment.render` show one second."""
-    if config.environment.is_atari:
-        return Fraction(EMULATOR_FRAMES_PER_SECOND, config.environment.frame_skip)
-    if config.environment.has_spaces:
-        return Fraction(describe(config).frames_per_second or CLASSIC_FRAMES_PER_SECOND).limit_denominator(1000)
-    return Fraction(CLASSIC_FRAMES_PER_SECOND)
-
-
 class Film:
     """The video of a game, written while the game is played. A video error ends the film, not the game."""
 
-    def __init__(self, path: str, frames_per_second: Fraction):
-        """`path`: see `video_writer`; the files are created when the first screen is added."""
-        self.path = path
-        self.paths: list[Path] = []  # of the finished film
-        self.error: Exception | None = None
-        self._frames_per_second = frames_per_second
+    def __init__(self, config: Config, environment_spec: EnvironmentSpec):
+        """The files are created when the first screen is added; their default is `video` in the run directory."""
+        self.paths: list[Path] = []  # of the complete film
+        self._path = config.evaluator.video or str(Path(config.directory, "video"))
+        self._error: Exception | None = None
+        self._config, self._environment_spec = config, environment_spec
         self._writer = contextlib.ExitStack()
         self._encode: Callable[[np.ndarray], None] | None = None
 
@@ -98,40 +90,43 @@ class Film:
 
     def add(self, screen: np.ndarray | None) -> None:
         """Appends a screen, uint8[height, width, 3]; ignores None, from a game without a screen."""
-        if screen is None or self.error is not None:
+        if screen is None or self._error is not None:
             return
         try:
             if self._encode is None:
-                self._encode = self._writer.enter_context(video_writer(self.path, self._frames_per_second))
+                self._encode = self._writer.enter_context(video_writer(self._path, self._frames_per_second))
             self._encode(screen)
         except VIDEO_ERRORS as error:
-            self.error = error
+            self._error = error
 
-    def finish(self) -> None:
-        """Completes the files and sets `paths`, which stays empty after an error, or if no screen was added."""
-        if self._encode is None or self.error is not None:
-            return
-        try:
-            self._writer.close()
-            self.paths = video_paths(self.path)
-        except VIDEO_ERRORS as error:
-            self.error = error
+    def complete(self, game_return: float) -> None:
+        """Completes the files; `game_return`: of the game. Raises RunError if there is no film."""
+        config = self._config
+        if self._encode is not None and self._error is None:
+            try:
+                self._writer.close()
+                self.paths = video_paths(self._path)
+            except VIDEO_ERRORS as error:
+                self._error = error
+        if self._error is not None:
+            raise RunError(f"{short_repr(self._path)} is not written: {self._error}")
+        if not self.paths:
+            failed = f"{config.environment.task}: its render returned no uint8[height, width, 3]"
+            raise RunError(failed if can_render(config, self._environment_spec) else no_screen(config))
+        files = " and ".join(map(str, self.paths))
+        _log.info("recorded the first of these games, with a return of %s: %s", return_text(game_return), files)
+
+    @property
+    def _frames_per_second(self) -> Fraction:
+        """How many screens of `VectorEnvironment.render` show one second."""
+        if self._config.environment.is_atari:
+            return Fraction(EMULATOR_FRAMES_PER_SECOND, self._config.environment.frame_skip)
+        rate = self._environment_spec.frames_per_second or CLASSIC_FRAMES_PER_SECOND
+        return Fraction(rate).limit_denominator(1000)
 
 
 class _UnfinishedError(Exception):
     pass
-
-
-def complete_film(film: Film, config: Config, game_return: float) -> None:
-    """Completes the film of an evaluation's first game, whose return is given. Raises RunError if there is no film."""
-    film.finish()
-    if film.error is not None:
-        raise RunError(f"{short_repr(film.path)} is not written: {film.error}")
-    if not film.paths:
-        failed = f"{config.environment.task}: its render returned no uint8[height, width, 3]"
-        raise RunError(failed if can_render(config) else no_screen(config))
-    files = " and ".join(map(str, film.paths))
-    _log.info("recorded the first of these games, with a return of %s: %s", return_text(game_return), files)
 
 
 def film_in_simulator(config: Config, stop: StopSignal) -> str | None:

@@ -10,7 +10,6 @@ from typing import Any
 import zmq
 
 from apex_jax.config import Config
-from apex_jax.environments.environment import segment_spec
 from apex_jax.host.errors import printable
 from apex_jax.item_codec import item_spec
 from apex_jax.links.episode_means import EpisodeMeans
@@ -23,7 +22,7 @@ from apex_jax.segment_codec import max_body_bytes
 from apex_jax.transport import sockets
 from apex_jax.transport.sockets import ServerMonitor
 from apex_jax.types import SegmentSpec
-from apex_jax.workers.role import RoleContext, open_role
+from apex_jax.workers.role import RoleContext, described, open_role
 
 _log = logging.getLogger(__name__)
 
@@ -187,7 +186,7 @@ class ReplayMetrics:
 
 def run(config: Config, name: str, stop: StopSignal) -> int:
     """Runs the role and returns the process's exit code."""
-    spec = item_spec(config) if config.replay.columns else segment_spec(config)
+    spec = item_spec(config) if config.replay.columns else described(config).spec
     with open_role(config, "replay", name, stop) as role:
         if stop.is_set():
             return stop.exit_code

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal, SupportsFloat, TypeAlias
@@ -10,16 +11,18 @@ from typing import Any, Literal, SupportsFloat, TypeAlias
 import zmq
 
 from apex_jax.config import Config
-from apex_jax.environments.environment import segment_spec
+from apex_jax.environments.environment import describe
 from apex_jax.operations.process_report import ProcessReport
 from apex_jax.operations.storage_copy import StorageCopy
 from apex_jax.process import StopSignal, lock_name
+from apex_jax.run.environment_spec import read_environment_spec
 from apex_jax.run.identity import RunIdentity
 from apex_jax.run.loggers import Logger, make_loggers
 from apex_jax.run.metrics import MetricsWriter, is_tag, resident_memory_bytes
 from apex_jax.transport.security import LinkContext, security_of
-from apex_jax.types import SegmentSpec
+from apex_jax.types import EnvironmentSpec
 
+DESCRIBED = "APEX_JAX_DESCRIBED"  # set by the local supervisor: the folder with the description of the run's task
 Role: TypeAlias = Literal["actor", "replay", "learner", "evaluator"]
 
 
@@ -76,19 +79,30 @@ class RoleContext:
         return {**content, **security, "errors": errors, "metrics": metrics}
 
 
-def checked_spec(config: Config) -> SegmentSpec:
-    """Returns the geometry of the run's segments, after checks that need the task's observations and actions.
+def described(config: Config) -> EnvironmentSpec:
+    """Returns the description of the run's task: that which the local supervisor has passed on, or a new one.
 
-    Every process but the replay server calls it before it starts anything. Raises UsageError or RunError, see
-    `segment_spec`, `resolved` and `check_user_code`.
+    So an environment of the user is made only where it is stepped. Raises the errors of `describe`.
     """
+    folder = os.environ.get(DESCRIBED)
+    return read_environment_spec(folder) if folder else describe(config)
+
+
+def checked(config: Config, is_tried: bool = False) -> EnvironmentSpec:
+    """Returns the description of the run's task, after checks that need its observations and actions.
+
+    Every process but the replay server calls it before it starts anything; the local supervisor has made the checks
+    for its roles. Raises UsageError or RunError, see `describe`, `resolved` and `check_user_code`.
+    """
+    if os.environ.get(DESCRIBED):
+        return described(config)
     from apex_jax.agent.check import check_user_code  # not at the top: the replay server needs no JAX
     from apex_jax.agent.registry import resolved
 
-    spec = segment_spec(config)
-    resolved(config, spec)
-    check_user_code(config, spec, is_tag)
-    return spec
+    environment_spec = describe(config, is_tried)
+    resolved(config, environment_spec.spec)
+    check_user_code(config, environment_spec.spec, is_tag)
+    return environment_spec
 
 
 @contextlib.contextmanager

@@ -14,6 +14,7 @@ from apex_jax.host.disk import open_regular, read_regular
 from apex_jax.host.errors import FatalError, RunError
 from apex_jax.host.program import command
 from apex_jax.process import FETCHED, SUPERVISED
+from apex_jax.workers.role import DESCRIBED
 
 COMMAND = command()
 LOG_TAIL_LINES = 8
@@ -49,7 +50,7 @@ class RoleProcess:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
-                env={**os.environ, SUPERVISED: "1", FETCHED: "1"},
+                env={**os.environ, SUPERVISED: "1", FETCHED: "1", DESCRIBED: str(self.log_path.parent)},
             )
         self.started_seconds = time.monotonic()
         self.fault, self.fault_seconds = "", 0.0

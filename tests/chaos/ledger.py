@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from apex_jax.config.load import load
-from apex_jax.environments.environment import segment_spec
+from apex_jax.environments.environment import describe
 from apex_jax.process import digest_of_peer_id
 from apex_jax.replay.header import Header
 from apex_jax.replay.snapshots import Snapshots
@@ -32,7 +32,7 @@ class Books(NamedTuple):
 def read_books(directory: Path, lives: Iterable[Life]) -> Books:
     """Reads the results of the replay server of an ended fleet; `lives`: the processes that ended regularly."""
     config = load(ROOT / "configs" / "catch.yaml")
-    spec = segment_spec(config)
+    spec = describe(config).spec
     header = Header(directory / "replay", config.compatibility_key, spec)
     saved = Snapshots(directory / "replay", header).read_newest()
     assert saved is not None, "the replay server has left no snapshot"

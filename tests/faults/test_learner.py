@@ -12,7 +12,7 @@ import pytest
 import zmq
 
 from apex_jax.config import AddressConfig
-from apex_jax.environments.environment import segment_spec
+from apex_jax.environments.environment import describe
 from apex_jax.run.checkpoint import Checkpointer
 from apex_jax.transport.sockets import LocalLinks
 from apex_jax.workers.learner import open_learner
@@ -34,7 +34,7 @@ def test_fault_06_resumed_learner_equals_its_checkpoint_bit_for_bit(tmp_path: Pa
     context = zmq.Context()
     addresses = AddressConfig(links.experience, links.sampling, links.weights)
     config = config_of(tmp_path).replace(addresses=addresses)
-    with open_learner(RoleContext(config, context, "learner"), segment_spec(config)) as learner:
+    with open_learner(RoleContext(config, context, "learner"), describe(config)) as learner:
         assert_equal_bits(learner.state, state)
         assert (learner.counters.updates, learner.counters.environment_steps) == (
             progress.updates,

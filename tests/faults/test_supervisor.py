@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from apex_jax.config import Config, EnvironmentConfig
-from apex_jax.environments.environment import VectorEnvironment, segment_spec
+from apex_jax.environments.environment import VectorEnvironment, describe
 from apex_jax.process import SUPERVISED
 from tests.rigs.processes import ROOT, Program, Programs, catch, free_tcp_addresses, leave, values, wait_until
 
@@ -57,7 +57,7 @@ def goes_on(program: Program, directory: Path) -> None:
 ], ids=str)  # fmt: skip
 def test_fault_35_invalid_actions_never_reach_envpool(action: np.ndarray, env_id: list[int]) -> None:
     config = Config(environment=EnvironmentConfig(task="Catch-v0", frame_stack=1, frame_skip=1))
-    pool = VectorEnvironment(config, segment_spec(config), np.array([1, 2]), 1000)
+    pool = VectorEnvironment(config, describe(config), np.array([1, 2]), 1000)
     step = pool.receive()
     bad = np.where(action == 6, 3, action) if action.size and action.dtype != object else action  # Catch has 3 actions
     with pytest.raises(ValueError, match="EnvPool would crash"):

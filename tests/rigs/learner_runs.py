@@ -12,7 +12,7 @@ import numpy as np
 from apex_jax.agent.dqn import LearnerState, make_dqn
 from apex_jax.config import Config
 from apex_jax.config.load import load
-from apex_jax.environments.environment import segment_spec
+from apex_jax.environments.environment import describe
 from apex_jax.run.checkpoint import Checkpointer, Progress
 from apex_jax.transport.params_codec import architecture_of
 from tests.rigs.processes import ROOT, Program
@@ -23,7 +23,7 @@ def config_of(directory: Path, *settings: str) -> Config:
 
 
 def fresh_state(config: Config) -> LearnerState:
-    return make_dqn(config, segment_spec(config)).init(jax.random.key(0))
+    return make_dqn(config, describe(config).spec).init(jax.random.key(0))
 
 
 def save_checkpoint(directory: Path, updates: int = 1, seed: int = 3) -> tuple[LearnerState, Progress]:

@@ -5,14 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 
 import jax
+import numpy as np
 
 from apex_jax.agent.registry import make_algorithm, resolved
 from apex_jax.config import Config
 from apex_jax.config.load import load
-from apex_jax.environments.environment import environment_spec_of, segment_spec
-from apex_jax.run.best import BestEvaluation, keep_if_best
+from apex_jax.environments.environment import describe
+from apex_jax.run.best import keep_if_best
 from apex_jax.run.checkpoint import Checkpointer, Progress
 from apex_jax.run.environment_spec import record_environment_spec
+from apex_jax.run.evaluations import Evaluation
 from apex_jax.run.provenance import record_start, write_config
 from apex_jax.transport.params_codec import architecture_of, encode_weights
 from tests.rigs.runs import ROOT
@@ -35,12 +37,13 @@ def config_of(task: str, directory: Path, *more: str) -> Config:
 def save_run(task: str, directory: Path, updates: tuple[int, ...] = (1, 2), *settings: str) -> Config:
     """Writes a run directory with checkpoints of params that differ; returns its configuration."""
     config = config_of(task, directory, *settings)
-    spec = segment_spec(config)
+    environment_spec = describe(config)
+    spec = environment_spec.spec
     algorithm = make_algorithm(config, spec)
     directory.mkdir(parents=True, exist_ok=True)
     record_start(config)
     write_config(config, config.directory)
-    record_environment_spec(directory, environment_spec_of(config, spec))
+    record_environment_spec(directory, environment_spec)
     checkpointer = Checkpointer(str(directory))
     for count in updates:
         state = algorithm.init(jax.random.key(count))
@@ -56,8 +59,8 @@ def save_run(task: str, directory: Path, updates: tuple[int, ...] = (1, 2), *set
 
 def save_best(config: Config, updates: int, mean_return: float = 1.0) -> None:
     """Writes the folder `best` of a run, with the params of `save_run`'s checkpoint of these updates."""
-    spec = segment_spec(config)
-    algorithm = make_algorithm(config, spec)
+    environment_spec = describe(config)
+    algorithm = make_algorithm(config, environment_spec.spec)
     params = algorithm.acting_params(algorithm.init(jax.random.key(updates)))
-    evaluation = BestEvaluation(mean_return, 1, updates, 10 * updates, 10 * updates, 1e9, architecture_of(params))
-    assert keep_if_best(config, environment_spec_of(config, spec), evaluation, encode_weights(params))
+    evaluation = Evaluation(1e9, updates, 0.0, np.array([mean_return]), environment_steps=10 * updates)
+    assert keep_if_best(config, environment_spec, evaluation, architecture_of(params), encode_weights(params))

@@ -11,7 +11,7 @@ import pytest
 import apex_jax
 from apex_jax import load_policy
 from apex_jax.config.load import load
-from apex_jax.environments.environment import VectorEnvironment, segment_spec
+from apex_jax.environments.environment import VectorEnvironment, describe
 from apex_jax.environments.gymnasium_tasks import FLAT_MASK, NOTES, BrokenEnvironment, make
 from apex_jax.export.folder import write_files
 from apex_jax.host.errors import UsageError
@@ -116,7 +116,7 @@ def test_flat_mask_of_two_switches_is_read_with_a_warning_and_a_tuple_without(se
 def test_mask_that_begins_after_reset_is_ignored_with_one_warning(caplog: pytest.LogCaptureFixture) -> None:
     settings = [f"environment.task={TASK}", 'environment.settings={"fault": "late"}', "environment.own_processes=false"]
     config = load(CONFIGS / "cartpole.yaml", settings)
-    pool = VectorEnvironment(config, segment_spec(config), np.array([1, 2]), 100)
+    pool = VectorEnvironment(config, describe(config), np.array([1, 2]), 100)
     for _ in range(2):
         pool.send(np.zeros(2, np.int32), pool.receive().env_id)
     assert pool.receive().observation.shape == (2, 1, 16)
@@ -127,4 +127,4 @@ def test_mask_that_begins_after_reset_is_ignored_with_one_warning(caplog: pytest
 def test_images_with_masks_are_refused() -> None:
     settings = [f"environment.task={TASK}", "environment.settings={pixels: true}", "environment.frame_skip=1"]
     with pytest.raises(UsageError, match=r"no algorithm here learns from images with action masks; set environment\."):
-        segment_spec(load(None, settings))
+        describe(load(None, settings))

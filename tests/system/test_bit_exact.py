@@ -23,7 +23,7 @@ import pytest
 from apex_jax.agent.frame_store import create_store, gather, insert_segments
 from apex_jax.agent.segments import SegmentBuilder
 from apex_jax.config import ActorConfig, AlgorithmConfig, Config, EnvironmentConfig
-from apex_jax.environments.environment import VectorEnvironment, segment_spec
+from apex_jax.environments.environment import VectorEnvironment, describe
 from apex_jax.replay.buffer import ReplayBuffer
 from apex_jax.segment_codec import decode_columns, decode_segment, encode_segment
 from apex_jax.transport import wire
@@ -186,7 +186,7 @@ def play(
     count, environment = config.actor.environments, config.environment
     per_step = config.actor.environments_per_step
     pool = VectorEnvironment(
-        config, spec, config.seed + np.arange(count), environment.max_episode_frames, per_step=per_step
+        config, describe(config), config.seed + np.arange(count), environment.max_episode_frames, per_step=per_step
     )
     rules = (config.algorithm.discount, environment.reward_clip, environment.life_loss_terminates)
     builder = SegmentBuilder(spec, count, *rules)
@@ -262,7 +262,7 @@ def test_ten_thousand_steps_of_a_game_are_stored_bit_for_bit_and_once(
     ends: Counter[str] = Counter()
     for real_steps, max_episode_frames in ((8_500, 50_000), (1_500, 500)):  # full games, then games cut short
         config = make_config(task, max_episode_frames=max_episode_frames)
-        spec = segment_spec(config)
+        spec = describe(config).spec
         replay = Replay(spec, capacity_segments=240)
         histories = play(config, spec, replay, recorders, real_steps)
         found = replay.transitions()
@@ -284,7 +284,7 @@ def test_environments_in_any_order_and_any_n_are_stored_bit_for_bit(
     config = make_config("Breakout-v5", slots, n, frame_size=42, max_episode_frames=400)
     actor = dataclasses.replace(config.actor, environments_per_step=3)
     config = config.replace(actor=actor, seed=10 * n)
-    spec = segment_spec(config)
+    spec = describe(config).spec
     replay = Replay(spec, capacity_segments=300)
     histories = play(config, spec, replay, recorders, real_steps=1_200)
     assert replay.transitions() == expected_transitions(config, spec, histories)
@@ -302,7 +302,7 @@ def test_overwritten_ring_has_the_newest_segments_bit_for_bit(
     config = make_config(
         "Breakout-v5", slots=16, frame_size=42, life_loss_terminates=life_loss_terminates, reward_clip=0.0
     )
-    spec = segment_spec(config)
+    spec = describe(config).spec
     replay = Replay(spec, capacity_segments=13)
     histories = play(config, spec, replay, recorders, real_steps=2_000)
     assert replay.buffer.inserted_segments > 10 * 13
@@ -329,7 +329,7 @@ def test_five_thousand_steps_of_a_continuous_task_are_stored_bit_for_bit_and_onc
     task: str, n: int, recorders: list[Recorder]
 ) -> None:
     config = make_continuous(task, environments=4, n=n)
-    spec = segment_spec(config)
+    spec = describe(config).spec
     replay = Replay(spec, capacity_segments=120)
     histories = play(config, spec, replay, recorders, real_steps=5_000)
     found = replay.transitions()
@@ -345,7 +345,7 @@ def test_falls_and_time_limits_in_any_order_of_environments_are_stored_bit_for_b
 ) -> None:
     config = make_continuous(task, environments=8, max_episode_frames=25)
     config = config.replace(actor=dataclasses.replace(config.actor, environments_per_step=3, segment_slots=16))
-    spec = segment_spec(config)
+    spec = describe(config).spec
     replay = Replay(spec, capacity_segments=120)
     histories = play(config, spec, replay, recorders, real_steps=1_000)
     assert replay.transitions() == expected_transitions(config, spec, histories)

@@ -19,7 +19,7 @@ import pytest
 from apex_jax.agent.registry import make_algorithm
 from apex_jax.config import Config
 from apex_jax.config.load import load
-from apex_jax.environments.environment import environment_spec_of, segment_spec
+from apex_jax.environments.environment import describe
 from apex_jax.host.program import CONFIGS
 from apex_jax.policy import Policy
 from apex_jax.workers.film_command import dm_control_of, envpool_name, simulator_of
@@ -56,10 +56,10 @@ def config_of(task: str) -> Config:
 def policy_of(task: str) -> Policy:
     """Returns an untrained agent for EnvPool's task."""
     config = config_of(task)
-    spec = segment_spec(config)
-    algorithm = make_algorithm(config, spec)
+    environment_spec = describe(config)
+    algorithm = make_algorithm(config, environment_spec.spec)
     params = algorithm.acting_params(algorithm.init(jax.random.key(0)))
-    return Policy(algorithm, params, environment_spec_of(config, spec))
+    return Policy(algorithm, params, environment_spec)
 
 
 def cartpole(position: np.ndarray) -> list[float]:
@@ -104,7 +104,7 @@ def test_observation_and_bounds_are_envpools(names: tuple[str, str]) -> None:
     own, pool, config = dm_control_of(task, 0), pool_of(task, 0), config_of(task)
     parts, received = own.reset().observation, pool.reset()[0]
     order = [name for name in received if name in parts]
-    seen = environment_spec_of(config, segment_spec(config)).parts or ()
+    seen = describe(config).parts or ()
     assert [(part.name, part.shape) for part in seen] == [(name, np.shape(parts[name])) for name in order]
     assert set(order) == set(parts)
     assert {name: np.shape(part) for name, part in parts.items()} == {name: received[name].shape[1:] for name in order}

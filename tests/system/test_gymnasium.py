@@ -12,7 +12,7 @@ import pytest
 
 from apex_jax.agent.segments import SegmentBuilder
 from apex_jax.config.load import load
-from apex_jax.environments.environment import VectorEnvironment, segment_spec
+from apex_jax.environments.environment import VectorEnvironment, describe
 from apex_jax.segment_codec import decode_segment, encode_segment
 from tests.rigs.environments import processes_of
 from tests.rigs.processes import ROOT, Program, Programs, wait_for_the_end_of
@@ -108,9 +108,10 @@ def test_environments_are_closed_and_their_processes_end_with_the_run(
 def test_frames_of_an_atari_game_of_gymnasium_reach_the_segments_bit_for_bit() -> None:
     task = "environment.task=gymnasium:ale_py:ALE/Breakout-v5"
     settings = load(None, [task, "environment.settings={obs_type: grayscale}", "environment.frame_skip=1"])
-    spec, seeds, num_steps = segment_spec(settings), [3, 4], 400
+    environment_spec, seeds, num_steps = describe(settings), [3, 4], 400
+    spec = environment_spec.spec
     assert spec.frame_shape == (210, 160)
-    environment = VectorEnvironment(settings, spec, np.array(seeds), 600)
+    environment = VectorEnvironment(settings, environment_spec, np.array(seeds), 600)
     builder = SegmentBuilder(spec, len(seeds), 0.99, 1.0, True)
     twins = [gymnasium.make("ale_py:ALE/Breakout-v5", obs_type="grayscale") for _ in seeds]
     frames: list[list[np.ndarray]] = [[], []]  # as the twins return them, the first of an episode four times

@@ -13,7 +13,7 @@ import pytest
 
 from apex_jax.config import Config
 from apex_jax.config.command_line import parse
-from apex_jax.environments.environment import VectorEnvironment, segment_spec
+from apex_jax.environments.environment import VectorEnvironment, describe
 from apex_jax.environments.tasks import trainable
 from apex_jax.host.program import CONFIGS
 from apex_jax.segment_codec import LARGEST_OBSERVATION
@@ -47,7 +47,7 @@ NAMED = named()
 
 def random_actions(config: Config, seed: int) -> np.ndarray:
     """Returns an action for each environment in each step; every second one holds an action, which leads farther."""
-    spec, shape = segment_spec(config).action, (STEPS // ENVIRONMENTS, ENVIRONMENTS)
+    spec, shape = describe(config).spec.action, (STEPS // ENVIRONMENTS, ENVIRONMENTS)
     rng = np.random.default_rng(seed)
     if spec.dtype == "int32":
         actions = rng.integers(0, spec.num_actions, shape).astype(np.int32)
@@ -68,8 +68,9 @@ def test_pages_name_the_environments_that_a_reader_tries_first() -> None:
 @pytest.mark.parametrize("name", NAMED)
 def test_ten_thousand_random_steps_are_read(name: str) -> None:
     config = parse(NAMED[name]).config
-    spec = segment_spec(config)
-    pool = VectorEnvironment(config, spec, np.arange(ENVIRONMENTS), config.environment.max_episode_frames)
+    environment_spec = describe(config)
+    spec = environment_spec.spec
+    pool = VectorEnvironment(config, environment_spec, np.arange(ENVIRONMENTS), config.environment.max_episode_frames)
     ends = 0
     try:
         for action in random_actions(config, seed=1):

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from apex_jax.config.load import load
-from apex_jax.environments.environment import segment_spec
+from apex_jax.environments.environment import describe
 from apex_jax.host.program import CONFIGS
 from apex_jax.links.in_process import InProcessExperience
 from apex_jax.policy import Agent, load_agent
@@ -91,7 +91,7 @@ def test_command_writes_the_files_of_a_run_and_saves_it_when_it_is_interrupted(t
 def test_environments_take_places_that_are_spread_over_a_longer_ladder() -> None:
     settings = ["actor.environments=4", "actor.ladder_size=100", "replay.journal=false"]
     config = load(CONFIGS / "cartpole.yaml", settings)
-    spec = segment_spec(config)
+    spec = describe(config).spec
     welcome = InProcessExperience(Replay(config, spec, process_rng(1, 0)), config, spec).join()
     assert welcome.ladder_size == 100
     np.testing.assert_array_equal(welcome.ladder_indices, [0, 33, 66, 99])

@@ -17,7 +17,7 @@ import pytest
 import apex_jax
 from apex_jax import load_policy
 from apex_jax.host.errors import RunError, UsageError
-from apex_jax.run.evaluations import PlayedGames
+from apex_jax.run.evaluations import Evaluation
 from apex_jax.workers import one_process
 from tests.rigs.processes import ROOT
 
@@ -31,7 +31,7 @@ SMALL: dict[str, Any] = {
 
 @pytest.mark.timeout(200)
 def test_run_is_returned_with_its_evaluations_and_policy_from_any_thread(tmp_path: Path) -> None:
-    seen, runs = list[PlayedGames](), list[Any]()
+    seen, runs = list[Evaluation](), list[Any]()
 
     def train() -> None:
         runs.append(
@@ -65,7 +65,7 @@ class PrunedError(Exception):
 def test_callback_ends_the_run_by_its_result_or_an_exception(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def second(games: PlayedGames) -> bool:
+    def second(games: Evaluation) -> bool:
         assert games.returns.dtype == np.float64
         return games.updates >= 16
 
@@ -81,12 +81,12 @@ def test_callback_ends_the_run_by_its_result_or_an_exception(
 def test_exception_of_the_callback_and_an_interrupt_are_raised_once_the_run_is_saved(tmp_path: Path) -> None:
     directory = tmp_path / "run"
 
-    def prune(games: PlayedGames) -> bool:
+    def prune(games: Evaluation) -> bool:
         with pytest.raises(UsageError, match="is running in this process already"):
             apex_jax.train("cartpole", **SMALL)
         raise PrunedError
 
-    def interrupt(games: PlayedGames) -> None:
+    def interrupt(games: Evaluation) -> None:
         os.kill(os.getpid(), signal.SIGINT)
 
     before = signal.getsignal(signal.SIGINT)

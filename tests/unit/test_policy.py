@@ -40,7 +40,7 @@ def run_of(tmp_path_factory: pytest.TempPathFactory) -> RunOf:
 
 def observations_of(config: Config, policy: Policy, steps: int = 20) -> list[np.ndarray]:
     """Returns the stacks [F, *O] that the policy sees in the first steps of an episode."""
-    environment = VectorEnvironment(config, policy.environment_spec.spec, np.array([5]), 1000)
+    environment = VectorEnvironment(config, policy.environment_spec, np.array([5]), 1000)
     seen = []
     for _ in range(steps):
         seen.append(environment.receive().observation[0])
@@ -66,7 +66,7 @@ def test_actions_are_bit_equal_to_those_that_the_evaluator_chooses(task: str, ru
         return output
 
     newest = algorithm.acting_params(algorithm.init(jax.random.key(policy.updates)))
-    Evaluator(config, spec, algorithm._replace(act=act)).evaluate(newest, lambda: False)
+    Evaluator(config, policy.environment_spec, algorithm._replace(act=act)).evaluate(newest, lambda: False)
     assert len(chosen) >= 8
     for stacks, actions in chosen:
         given = stacks if spec.frame_stack > 1 else stacks[:, 0]

@@ -16,7 +16,7 @@ from apex_jax.config import Config
 from apex_jax.config.key import JsonObject
 from apex_jax.config.load import SETTINGS, Setting, load, to_yaml
 from apex_jax.config.rules import check
-from apex_jax.environments.environment import segment_spec
+from apex_jax.environments.environment import describe
 from apex_jax.host.errors import UsageError
 from apex_jax.host.program import CONFIGS
 from apex_jax.replay.replay import make_limiter
@@ -93,7 +93,7 @@ def test_every_configuration_file_is_valid_and_unchanged_by_printing_and_loading
     config = load(path)
     assert load(write(tmp_path, to_yaml(config))) == config
     assert (config.replay.samples_per_insert == 0) == path.stem.startswith("paper")  # a learner without a limit
-    make_limiter(config, segment_spec(config))  # neither side waits for the other for ever
+    make_limiter(config, describe(config).spec)  # neither side waits for the other for ever
 
 
 def test_paper_file_sends_every_50_transitions_and_has_360_epsilons() -> None:

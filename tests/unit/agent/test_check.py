@@ -15,7 +15,7 @@ from apex_jax.agent.check import check_user_code
 from apex_jax.agent.registry import ALGORITHMS, Entry, make_algorithm, resolved
 from apex_jax.config import Config
 from apex_jax.config.load import load
-from apex_jax.environments.environment import segment_spec
+from apex_jax.environments.environment import describe
 from apex_jax.host.errors import UsageError
 from apex_jax.run.metrics import is_tag
 from apex_jax.types import ActionSpec
@@ -63,7 +63,7 @@ def checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Checked:
     def check(source: str, *settings: str) -> None:
         (tmp_path / "mine.py").write_text(source)
         config = config_of(*settings)
-        check_user_code(config, segment_spec(config), is_tag)
+        check_user_code(config, describe(config).spec, is_tag)
 
     return check
 
@@ -122,10 +122,10 @@ def test_malformed_names_and_unread_settings_are_refused(setting: str, key: str)
 
 def test_dpg_takes_two_networks() -> None:
     config = load("configs/pendulum.yaml", ["network.name=apex_jax.agent.networks:Policy,Critic"])
-    check_user_code(config, segment_spec(config))
+    check_user_code(config, describe(config).spec)
     config = load("configs/pendulum.yaml", ["network.name=apex_jax.agent.networks:Policy"])
     with pytest.raises(UsageError, match="must be MODULE:CLASS,CLASS, in place of Policy,Critic"):
-        check_user_code(config, segment_spec(config))
+        check_user_code(config, describe(config).spec)
 
 
 @pytest.mark.parametrize("settings", [
@@ -135,7 +135,7 @@ def test_dpg_takes_two_networks() -> None:
 ])  # fmt: skip
 def test_examples_pass(settings: tuple[str, ...]) -> None:
     config = config_of(*settings)
-    check_user_code(config, segment_spec(config))
+    check_user_code(config, describe(config).spec)
 
 
 # Its choice -----------------------------------------------------------------------------------------------------

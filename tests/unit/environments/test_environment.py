@@ -18,8 +18,8 @@ from apex_jax.environments.environment import (
     EpisodeTracker,
     VectorEnvironment,
     can_render,
+    describe,
     has_reference_simulator,
-    segment_spec,
 )
 from apex_jax.host.errors import UsageError
 from apex_jax.types import Step
@@ -34,12 +34,14 @@ def config(task: str, **environment: Any) -> Config:
 def play(task: str, steps: int, seeds: list[int], max_episode_frames: int = 50_000, **environment: Any) -> list[Step]:
     """Returns what an environment of 42 x 42 pixels (if any) returned under random actions, the same for each call."""
     settings = config(task, frame_size=42, **environment)
-    spec, rng = segment_spec(settings), np.random.default_rng(0)
-    pool = VectorEnvironment(settings, spec, np.array(seeds), max_episode_frames)
+    environment_spec, rng = describe(settings), np.random.default_rng(0)
+    pool = VectorEnvironment(settings, environment_spec, np.array(seeds), max_episode_frames)
     returned = []
     for _ in range(steps):
         returned.append(pool.receive())
-        pool.send(rng.integers(0, spec.action.num_actions, len(seeds), dtype=np.int32), returned[-1].env_id)
+        pool.send(
+            rng.integers(0, environment_spec.spec.action.num_actions, len(seeds), dtype=np.int32), returned[-1].env_id
+        )
     pool.close()
     return returned
 
@@ -141,9 +143,9 @@ def test_reset_to_fewer_lives_is_no_lost_life(monkeypatch: pytest.MonkeyPatch) -
             return pixels, np.zeros(1), nothing, np.array([next(self.truncated)]), info
 
     settings = config("Seaquest-v5")
-    spec = segment_spec(settings)
+    environment_spec = describe(settings)
     monkeypatch.setattr(envpool, "make", lambda *args, **options: ScriptedPool())
-    pool = VectorEnvironment(settings, spec, np.array([1]), 50_000)
+    pool = VectorEnvironment(settings, environment_spec, np.array([1]), 50_000)
     steps = [pool.receive() for _ in range(5)]
     assert [bool(step.first[0]) for step in steps] == [True, False, False, True, False]
     assert [bool(step.life_lost[0]) for step in steps] == [False, False, False, False, True]
@@ -151,8 +153,8 @@ def test_reset_to_fewer_lives_is_no_lost_life(monkeypatch: pytest.MonkeyPatch) -
 
 def test_asynchronous_pool_returns_every_environment_in_turn() -> None:
     settings = config("CartPole-v1")
-    spec = segment_spec(settings)
-    pool = VectorEnvironment(settings, spec, np.arange(5), 500, per_step=2)
+    environment_spec = describe(settings)
+    pool = VectorEnvironment(settings, environment_spec, np.arange(5), 500, per_step=2)
     seen = np.zeros(5, int)
     for _ in range(100):
         step = pool.receive()
@@ -167,7 +169,7 @@ def test_asynchronous_pool_returns_every_environment_in_turn() -> None:
 @pytest.fixture(scope="module")
 def pong() -> Iterator[VectorEnvironment]:
     settings = config("Pong-v5", frame_size=42)
-    pool = VectorEnvironment(settings, segment_spec(settings), np.array([1, 2]), 50_000)
+    pool = VectorEnvironment(settings, describe(settings), np.array([1, 2]), 50_000)
     yield pool
     pool.close()
 
@@ -189,7 +191,7 @@ def test_reset_starts_new_episodes_also_in_mid_game(pong: VectorEnvironment) -> 
     ("WalkerWalk-v1", True), ("HalfCheetah-v4", True), ("myoElbowPose1D6MRandom-v0", False), ("Go1Getup-v1", False),
 ])  # fmt: skip
 def test_task_of_mujoco_is_rendered_only_by_its_reference_simulator(task: str, has_simulator: bool) -> None:
-    assert not can_render(config(task))
+    assert not can_render(config(task), describe(config(task)))
     assert has_reference_simulator(config(task)) == has_simulator
 
 
@@ -197,8 +199,8 @@ def test_segment_that_no_message_can_hold_is_refused() -> None:
     pong = config("Pong-v5")
     pong = pong.replace(environment=replace(pong.environment, frame_size=210))
     with pytest.raises(UsageError, match=r"actor\.segment_slots=758: must be at most 757, with .*task=Pong-v5"):
-        segment_spec(pong.replace(actor=ActorConfig(segment_slots=758)))
-    assert segment_spec(pong.replace(actor=ActorConfig(segment_slots=757))).slots == 757
+        describe(pong.replace(actor=ActorConfig(segment_slots=758)))
+    assert describe(pong.replace(actor=ActorConfig(segment_slots=757))).spec.slots == 757
 
 
 def test_equal_seeds_agree_and_different_seeds_differ() -> None:
@@ -227,8 +229,8 @@ def test_sticky_actions_and_how_episodes_start_reach_the_emulator() -> None:
 
 def test_screen_shows_the_newest_step() -> None:
     config = load(None, PONG)
-    spec = segment_spec(config)
-    environment = VectorEnvironment(config, spec, np.arange(1), 10_000, rendered=True)
+    environment_spec = describe(config)
+    environment = VectorEnvironment(config, environment_spec, np.arange(1), 10_000, rendered=True)
     step = environment.receive()
     differs = 0
     for _ in range(60):

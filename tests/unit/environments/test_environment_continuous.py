@@ -13,8 +13,7 @@ import numpy as np
 import pytest
 
 from apex_jax.config import Config, EnvironmentConfig
-from apex_jax.environments.environment import Episode, EpisodeTracker, VectorEnvironment, segment_spec
-from apex_jax.environments.envpool_tasks import describe
+from apex_jax.environments.environment import Episode, EpisodeTracker, VectorEnvironment, describe
 from apex_jax.environments.observations import flattened
 from apex_jax.types import ActionSpec, Step
 
@@ -77,7 +76,7 @@ def test_actions_reach_envpool_scaled_to_the_bounds_of_each_dimension(
     task: str, low: list[float], high: list[float], exchanged: Exchanged
 ) -> None:
     settings, size = config_of(task), len(low)
-    environment = VectorEnvironment(settings, segment_spec(settings), np.array([1, 2]), 1_000)
+    environment = VectorEnvironment(settings, describe(settings), np.array([1, 2]), 1_000)
     own = np.random.default_rng(0).uniform(-1, 1, (2, size)).astype(np.float32)
     for action in (-np.ones((2, size), np.float32), np.ones((2, size), np.float32), np.zeros((2, size)), own):
         environment.send(action, environment.receive().env_id)
@@ -95,7 +94,7 @@ def test_actions_reach_envpool_scaled_to_the_bounds_of_each_dimension(
 @pytest.fixture(scope="module")
 def walker() -> Iterator[VectorEnvironment]:
     settings = config_of("WalkerWalk-v1")
-    environment = VectorEnvironment(settings, segment_spec(settings), np.array([1, 2]), 10_000)
+    environment = VectorEnvironment(settings, describe(settings), np.array([1, 2]), 10_000)
     yield environment
     environment.close()
 
@@ -147,9 +146,9 @@ def test_reward_of_a_reset_is_0_whatever_the_pool_returns_there(
     garbage: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = config_of("Pendulum-v1")
-    spec = segment_spec(settings)
+    environment_spec = describe(settings)
     monkeypatch.setattr(envpool, "make", lambda *args, **options: ScriptedPool(garbage))
-    environment, tracker = VectorEnvironment(settings, spec, np.array([1]), 1_000), EpisodeTracker(1)
+    environment, tracker = VectorEnvironment(settings, environment_spec, np.array([1]), 1_000), EpisodeTracker(1)
     rewards, episodes = [], []
     for _ in range(8):
         step = environment.receive()
@@ -169,7 +168,7 @@ def test_parts_sizes_and_actions_are_those_of_dm_control_in_the_order_of_envpool
     parts = describe(config_of(task)).parts
     assert parts is not None
     assert [(*part.path, math.prod(part.shape)) for part in parts] == list(sizes.items())
-    spec = segment_spec(config_of(task))
+    spec = describe(config_of(task)).spec
     assert (spec.frame_shape, spec.frame_dtype, spec.frame_stack) == ((sum(sizes.values()),), "float32", 1)
     assert spec.action == ActionSpec.continuous(actions)
 
@@ -205,8 +204,9 @@ def test_observation_that_is_one_array_is_returned_unchanged(dtype: str) -> None
 @pytest.mark.parametrize("task", [*DM_CONTROL, "HalfCheetah-v4", "Ant-v5", "Pendulum-v1"])
 def test_environment_returns_what_envpool_returns_flattened_by_a_naive_loop(task: str, exchanged: Exchanged) -> None:
     settings = config_of(task)
-    spec, rng = segment_spec(settings), np.random.default_rng(0)
-    environment = VectorEnvironment(settings, spec, np.array([1, 2]), max_episode_frames=1_000)
+    environment_spec, rng = describe(settings), np.random.default_rng(0)
+    spec = environment_spec.spec
+    environment = VectorEnvironment(settings, environment_spec, np.array([1, 2]), max_episode_frames=1_000)
     steps: list[Step] = []
     for _ in range(20):
         steps.append(environment.receive())

@@ -16,7 +16,7 @@ from apex_jax.config import Config, EnvironmentConfig
 from apex_jax.config.command_line import parse
 from apex_jax.config.load import load
 from apex_jax.environments.atari_scores import ATARI_SCORES, human_normalized_score
-from apex_jax.environments.environment import VectorEnvironment, segment_spec
+from apex_jax.environments.environment import VectorEnvironment, describe
 from apex_jax.environments.envpool_tasks import family_of
 from apex_jax.environments.tasks import CONFIGS, families, names, trainable
 from apex_jax.host.errors import UsageError
@@ -65,7 +65,7 @@ def test_task_that_cannot_be_trained_is_refused_with_what_to_choose(
     task: str, frames: dict[str, int], words: str
 ) -> None:
     with pytest.raises(UsageError, match=f"{task}.*{words}"):
-        segment_spec(config(task, **frames))
+        describe(config(task, **frames))
 
 
 @pytest.mark.parametrize("error", [ImportError("no procgen\nassets"), RuntimeError("no scenario")], ids=repr)
@@ -75,7 +75,7 @@ def test_task_whose_parts_are_not_installed_is_wrong_usage(error: Exception, mon
 
     monkeypatch.setattr(envpool, "make_spec", fail)
     with pytest.raises(UsageError, match=r"^environment\.task=Pong-v5: .*\(no \w+\)"):
-        segment_spec(load(None))
+        describe(load(None))
 
 
 ONE_OF_EACH_KIND = ("Pong-v5", "WalkerWalk-v1", "HalfCheetah-v4", "CartPole-v1", "Pendulum-v1", "BabyAI-GoToObj-v0")
@@ -86,9 +86,10 @@ def test_a_listed_task_starts_with_the_arguments_listed(name: str) -> None:
     (task,) = trainable([name])
     config = parse(task.arguments.split()).config
     assert config.environment.task == name
-    spec = segment_spec(config)
+    environment_spec = describe(config)
+    spec = environment_spec.spec
     assert task.is_continuous == (spec.action.dtype == "float32")
-    environment = VectorEnvironment(config, spec, np.arange(2), 100)
+    environment = VectorEnvironment(config, environment_spec, np.arange(2), 100)
     step = environment.receive()
     assert step.observation.shape == (2, spec.frame_stack, *spec.frame_shape)
     environment.close()
@@ -108,7 +109,7 @@ def test_search_finds_names_and_families_without_regard_to_case() -> None:
 
 def test_each_configuration_of_a_task_exists_and_fits_its_actions() -> None:
     for name, config in CONFIGS.items():
-        assert segment_spec(load(FOLDER / f"{config}.yaml", [f"environment.task={name}"])).frame_shape
+        assert describe(load(FOLDER / f"{config}.yaml", [f"environment.task={name}"])).spec.frame_shape
 
 
 def test_families_count_every_task() -> None:

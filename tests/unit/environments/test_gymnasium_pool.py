@@ -17,8 +17,7 @@ import pytest
 from apex_jax.config import Config
 from apex_jax.config.load import load
 from apex_jax.environments import gymnasium_pool
-from apex_jax.environments.environment import VectorEnvironment, segment_spec
-from apex_jax.environments.gymnasium_processes import describe
+from apex_jax.environments.environment import VectorEnvironment, describe
 from apex_jax.environments.gymnasium_tasks import NUMBER, Adapted, BrokenEnvironment, make
 from apex_jax.types import Step
 from tests.rigs.environments import processes_of
@@ -37,8 +36,9 @@ def config(task: str, own_processes: bool, *overrides: str, stack: int = 1) -> C
 
 def play(settings: Config, seeds: list[int], steps: int, per_step: int = 0, limit: int = 60) -> list[list[Step]]:
     """Returns each environment's steps, without the axis A, under actions that depend on nothing but their number."""
-    spec = segment_spec(settings)
-    environment = VectorEnvironment(settings, spec, np.array(seeds), limit, per_step=per_step)
+    environment_spec = describe(settings)
+    spec = environment_spec.spec
+    environment = VectorEnvironment(settings, environment_spec, np.array(seeds), limit, per_step=per_step)
     rows: list[list[Step]] = [[] for _ in seeds]
     try:
         while len(rows[-1]) < steps:
@@ -60,7 +60,7 @@ def action_of(shape: tuple[int, ...], number: int, env_id: int) -> Any:
 def alone(settings: Config, seed: int, env_id: int, steps: int, limit: int = 60) -> list[tuple[Any, ...]]:
     """Plays the same by hand: observation, reward, first, terminated, truncated."""
     adapted = make(settings.environment.task, settings.environment.settings, limit)
-    spec = segment_spec(settings)
+    spec = describe(settings).spec
     rows: list[tuple[Any, ...]] = [(adapted.reset(seed=seed)[0], 0.0, True, False, False)]
     while len(rows) < steps:
         if rows[-1][3] or rows[-1][4]:
@@ -126,7 +126,7 @@ def test_pixels_are_stacked_and_the_first_frame_of_an_episode_fills_its_stack(ow
 @PLACES
 def test_reset_starts_new_episodes_in_mid_game_and_left_out_environments_rest(own_processes: bool) -> None:
     settings = config(f"{OWN}Corridor", own_processes)
-    environment = VectorEnvironment(settings, segment_spec(settings), np.array([1, 2]), 60, per_step=1)
+    environment = VectorEnvironment(settings, describe(settings), np.array([1, 2]), 60, per_step=1)
     steps = [environment.receive(), environment.receive()]
     environment.leave_out(np.array([1]))
     environment.send(np.array([0], np.int32), np.array([0]))
@@ -141,7 +141,7 @@ def test_reset_starts_new_episodes_in_mid_game_and_left_out_environments_rest(ow
 @PLACES
 def test_screen_is_that_of_environment_0(own_processes: bool) -> None:
     settings = config(f"{OWN}Corridor", own_processes)
-    environment = VectorEnvironment(settings, segment_spec(settings), np.array([1, 2]), 60, per_step=1, rendered=True)
+    environment = VectorEnvironment(settings, describe(settings), np.array([1, 2]), 60, per_step=1, rendered=True)
     place = round(float(environment.receive().observation[0, 0, 1]) * 5)
     environment.receive()
     screen = environment.render()
@@ -190,7 +190,7 @@ def test_hanging_environment_is_one_line_and_its_process_is_ended(
     monkeypatch.setattr(gymnasium_pool, "ANSWER_SECONDS", 1.0)
     monkeypatch.setattr(gymnasium_pool, "CLOSE_SECONDS", 0.2)
     settings = config(f"{OWN}Hangs", True, f"environment.settings={{processes: {tmp_path / 'processes'}}}")
-    environment = VectorEnvironment(settings, segment_spec(settings), np.array([1, 2]), 60)
+    environment = VectorEnvironment(settings, describe(settings), np.array([1, 2]), 60)
     for _ in range(3):
         environment.send(np.zeros(2, np.int32), environment.receive().env_id)
     with pytest.raises(BrokenEnvironment, match="one of 2 environments has not answered in time"):
@@ -201,11 +201,11 @@ def test_hanging_environment_is_one_line_and_its_process_is_ended(
 
 def test_environment_that_hangs_while_it_is_made_is_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     settings = config(f"{OWN}Hangs", True, f"environment.settings={{made: {tmp_path / 'made'}}}")
-    spec = segment_spec(settings)
+    environment_spec = describe(settings)
     monkeypatch.setattr(gymnasium_pool, "START_SECONDS", 1.0)
     monkeypatch.setattr(gymnasium_pool, "CLOSE_SECONDS", 0.2)
     with pytest.raises(BrokenEnvironment, match="one of 2 environments has not answered in time"):
-        VectorEnvironment(settings, spec, np.array([1, 2]), 60)
+        VectorEnvironment(settings, environment_spec, np.array([1, 2]), 60)
 
 
 @pytest.mark.parametrize("end", ["closed", "failed", "killed"])
@@ -215,11 +215,11 @@ def test_processes_that_environments_start_end_with_them(end: str, tmp_path: Pat
     settings = config(
         f"{OWN}Simulated", True, f"environment.settings={{processes: {processes}, closed: {closed}{fails}}}"
     )
-    spec = segment_spec(settings)
+    environment_spec = describe(settings)
     wait_for_the_end_of(*processes_of(processes))  # those of the environment that was described
     assert os.getpid() not in processes_of(processes)[0]
     assert len(closed.read_text().split()) == 1
-    environment = VectorEnvironment(settings, spec, np.array([1, 2]), 60, per_step=1)
+    environment = VectorEnvironment(settings, environment_spec, np.array([1, 2]), 60, per_step=1)
     leaders = processes_of(processes)[0][1:]
     with contextlib.closing(environment), contextlib.suppress(BrokenEnvironment):
         for number in range(8):
@@ -239,7 +239,7 @@ def test_environment_that_cannot_be_made_in_its_process_is_one_line_and_ends_the
     arguments = f"environment.settings={{processes: {processes}, closed: {tmp_path / 'closed'}, most: 2}}"
     settings = config(f"{OWN}Simulated", True, arguments)
     with pytest.raises(BrokenEnvironment, match=r"ValueError: there are too many \(.*environments.py, line \d+\)$"):
-        VectorEnvironment(settings, segment_spec(settings), np.array([1, 2]), 60, per_step=per_step)
+        VectorEnvironment(settings, describe(settings), np.array([1, 2]), 60, per_step=per_step)
     leaders, started = processes_of(processes)
     assert len(leaders) == 3
     wait_for_the_end_of(leaders, started)

@@ -21,16 +21,15 @@ from gymnasium.vector.utils import concatenate, create_empty_array
 from apex_jax.agent.algorithm import Action
 from apex_jax.config import Config
 from apex_jax.config.load import load
-from apex_jax.environments.environment import VectorEnvironment, environment_spec_of, segment_spec
+from apex_jax.environments import gymnasium_tasks
+from apex_jax.environments.environment import VectorEnvironment, describe
 from apex_jax.environments.gymnasium_tasks import (
     NUMBER,
     Adapted,
     BrokenEnvironment,
-    describe,
     make,
-    parts_of,
 )
-from apex_jax.environments.task import action_bounds, action_spec, check_bounds
+from apex_jax.environments.task import action_bounds, action_spec, check_bounds, parts_of
 from apex_jax.host.errors import UsageError
 from apex_jax.policy import Policy
 from apex_jax.run.environment_spec import read_environment_spec, record_environment_spec
@@ -150,7 +149,7 @@ def test_environment_that_cannot_be_trained_is_one_line_with_the_fix(
     task: str, overrides: tuple[str, ...], message: str
 ) -> None:
     with pytest.raises(UsageError, match=message) as error:
-        segment_spec(config(task, *overrides))
+        describe(config(task, *overrides))
     assert "\n" not in str(error.value)
 
 
@@ -234,7 +233,7 @@ def test_environment_that_is_only_described_has_a_number_of_its_own_and_is_close
     closed = tmp_path / "closed"
     settings = config(f"{OWN}Draws", f"environment.settings={{number: {NUMBER}, closed: {closed}}}")
     with contextlib.closing(make(f"{OWN}Draws", f'{{"number":"{NUMBER}"}}')) as playing:
-        segment_spec(settings)
+        describe(settings)
         assert closed.read_text() != f"{round(100 * playing.reset()[0][3])} \n"
 
 
@@ -255,9 +254,9 @@ def test_failing_or_foreign_render_is_no_screen(capfd: pytest.CaptureFixture[str
 
 
 def test_film_has_the_rate_of_the_environment() -> None:
-    assert describe(config(f"{OWN}Corridor")).frames_per_second == 10
+    assert gymnasium_tasks.describe(config(f"{OWN}Corridor")).frames_per_second == 10
     frozen_lake = gymnasium.make("FrozenLake-v1").metadata["render_fps"]
-    assert describe(config("gymnasium:FrozenLake-v1")).frames_per_second == frozen_lake
+    assert gymnasium_tasks.describe(config("gymnasium:FrozenLake-v1")).frames_per_second == frozen_lake
 
 
 def test_processes_of_environments_import_neither_envpool_nor_jax() -> None:
@@ -308,9 +307,9 @@ def test_other_actions_are_refused(space: Any) -> None:
 @pytest.mark.parametrize("what", ["start", "float32", "float64", "float16"])
 def test_space_contains_every_action_of_actors_and_policies(what: str) -> None:
     settings = config(f"{OWN}Acts", f"environment.settings={{what: {what}}}", "environment.own_processes=false")
-    spec = segment_spec(settings)
-    environment = VectorEnvironment(settings, spec, np.zeros(1, np.int64), 60)
-    environment_spec = environment_spec_of(settings, spec)
+    environment_spec = describe(settings)
+    spec = environment_spec.spec
+    environment = VectorEnvironment(settings, environment_spec, np.zeros(1, np.int64), 60)
 
     class Algorithm:
         action: np.ndarray
@@ -335,12 +334,13 @@ def test_space_contains_every_action_of_actors_and_policies(what: str) -> None:
 
 def test_every_combination_of_several_discrete_parts_reaches_the_environment_and_the_user(tmp_path: Path) -> None:
     settings = config(f"{OWN}Combines", "environment.own_processes=false")
-    spec = segment_spec(settings)
+    environment_spec = describe(settings)
+    spec = environment_spec.spec
     assert spec.action == ActionSpec.discrete(24)
-    record_environment_spec(tmp_path, environment_spec_of(settings, spec))
+    record_environment_spec(tmp_path, environment_spec)
     environment_spec, seen = read_environment_spec(tmp_path), Seen()
     policy = Policy(seen, {}, environment_spec)  # type: ignore[arg-type]
-    environment = VectorEnvironment(settings, spec, np.zeros(1, np.int64), 60)
+    environment = VectorEnvironment(settings, environment_spec, np.zeros(1, np.int64), 60)
     environment.receive()
     found = []
     for number in range(24):
@@ -363,6 +363,6 @@ def test_number_that_cannot_be_learned_from_is_found_before_anything_starts(monk
     settings = config(f"{OWN}Observes")
     what = r"a number of 2e\+08 in an observation, at most 1e\+08 can be learned from; set network.normalize_obs"
     with pytest.raises(BrokenEnvironment, match=what):
-        describe(settings, steps=10)
+        gymnasium_tasks.describe(settings, steps=10)
     network = dataclasses.replace(settings.network, normalize_observations=True)
-    describe(settings.replace(network=network), steps=10)
+    gymnasium_tasks.describe(settings.replace(network=network), steps=10)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from apex_jax.environments.environment import environment_spec_of, segment_spec
+from apex_jax.environments.environment import describe
 from apex_jax.environments.gymnasium_tasks import make
 from apex_jax.environments.images import caution, image_spec, picture, reading
 from apex_jax.host.errors import UsageError
@@ -110,7 +110,7 @@ def test_layout_that_the_space_does_not_have_is_refused(space: Any, layout: str,
 def test_policy_takes_the_images_that_the_environment_returns(shape: tuple[int, ...], high: int, stack: int) -> None:
     arguments = f"environment.settings={{shape: {list(shape)}, high: {high}}}"
     settings = config(f"{OWN}Pixels", arguments, "network.kernel_sizes=[8,4,1]", stack=stack)
-    environment_spec = environment_spec_of(settings, segment_spec(settings))
+    environment_spec = describe(settings)
     seen: list[np.ndarray] = []
 
     class Algorithm:

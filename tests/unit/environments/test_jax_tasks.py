@@ -12,7 +12,6 @@ from apex_jax.environments.environment import (
     VectorEnvironment,
     can_render,
     describe,
-    segment_spec,
 )
 from apex_jax.environments.gymnasium_tasks import BrokenEnvironment
 from apex_jax.host.errors import UsageError
@@ -28,14 +27,14 @@ def config_of(name: str, *settings: str) -> Config:
 
 
 def test_vectors_images_and_actions_are_read_from_the_spaces() -> None:
-    vector = describe(config_of("Corridor"))
+    vector = describe(config_of("Corridor")).spec
     assert (vector.frame_shape, vector.frame_dtype) == ((2,), "float32")
-    assert segment_spec(config_of("Corridor")).action.num_actions == 3
+    assert vector.action.num_actions == 3
     image = describe(config_of("Drawn", *IMAGE))
-    assert (image.frame_shape, image.frame_dtype) == ((3, 6, 2), "uint8")
+    assert (image.spec.frame_shape, image.spec.frame_dtype) == ((3, 6, 2), "uint8")
     assert "images of 3 x 6 pixels with 2 channels" in image.reading
-    assert segment_spec(config_of("Sliding")).action.shape == (1,)
-    assert describe(config_of("Corridor", "environment.settings={length: 7}")).action.n == 3
+    assert describe(config_of("Sliding")).spec.action.shape == (1,)
+    assert describe(config_of("Corridor", "environment.settings={length: 7}")).spec.action.num_actions == 3
 
 
 @pytest.mark.parametrize(("name", "error", "text"), [
@@ -75,7 +74,7 @@ def test_stacked_frames_are_refused() -> None:
 
 def test_steps_end_and_begin_episodes_as_those_of_other_environments() -> None:
     config = config_of("Corridor", "metrics.info=[is_there, time]")
-    environment = VectorEnvironment(config, segment_spec(config), np.arange(4), 7, per_step=1)
+    environment = VectorEnvironment(config, describe(config), np.arange(4), 7, per_step=1)
     tracker, episodes = EpisodeTracker(4), []
     for _ in range(200):
         step = environment.receive()
@@ -102,9 +101,10 @@ def test_steps_end_and_begin_episodes_as_those_of_other_environments() -> None:
 @pytest.mark.parametrize(("name", "size"), [("Drawn", (81, 162, 3)), ("Shown", (2, 4, 3)), ("Corridor", None)])
 def test_video_shows_what_render_returns_or_the_image_that_is_observed(name: str, size: tuple[int, ...] | None) -> None:
     config = config_of(name, *(IMAGE if name == "Drawn" else ()))
-    assert can_render(config) is (size is not None)
+    environment_spec = describe(config)
+    assert can_render(config, environment_spec) is (size is not None)
     if size is not None:
-        environment = VectorEnvironment(config, segment_spec(config), np.arange(2), 50, rendered=True)
+        environment = VectorEnvironment(config, environment_spec, np.arange(2), 50, rendered=True)
         environment.receive()
         picture = environment.render()
         assert picture is not None
@@ -117,7 +117,7 @@ def test_equal_seeds_play_equal_games_and_others_do_not() -> None:
     config = config_of("Corridor")
 
     def play(seeds: list[int]) -> np.ndarray:
-        environment = VectorEnvironment(config, segment_spec(config), np.array(seeds), 50)
+        environment = VectorEnvironment(config, describe(config), np.array(seeds), 50)
         seen = []
         for _ in range(60):
             step = environment.receive()
@@ -134,7 +134,7 @@ def test_equal_seeds_play_equal_games_and_others_do_not() -> None:
 @pytest.mark.parametrize("name", ["Unpaid", "Torn"])
 def test_reward_or_image_that_is_not_finite_ends_an_evaluation_in_one_line(name: str) -> None:
     config = config_of(name, *(IMAGE if name == "Torn" else ()))
-    environment = VectorEnvironment(config, segment_spec(config), np.arange(2), 7)
+    environment = VectorEnvironment(config, describe(config), np.arange(2), 7)
     environment.send(np.zeros(2, np.int32), environment.receive().env_id)
     with pytest.raises(BrokenEnvironment, match=f"{name}: it returned a reward or an image that is not finite"):
         environment.receive()

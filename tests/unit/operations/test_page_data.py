@@ -17,7 +17,7 @@ from apex_jax.operations.live_view import rows
 from apex_jax.operations.records import Record
 from apex_jax.operations.run_page import MOST_POINTS, OtherRuns, RunLines, page_data, report_data
 from apex_jax.plotting.curves import read_run
-from apex_jax.workers.evaluator import Evaluation
+from apex_jax.run.evaluations import Evaluation
 from tests.rigs.live_views import progress
 from tests.rigs.runs import START, make_run, write_lines
 
@@ -129,8 +129,8 @@ def test_page_names_the_machine_and_the_spread_of_the_newest_evaluation(tmp_path
     directory = make_run(tmp_path / "run", [])
     start = {"time": START, "cores": 16, "processor": "AMD EPYC", "accelerator": "NVIDIA H100"}
     (directory / "starts.jsonl").write_text(json.dumps(start) + "\n")
-    config = load(None, ["environment.task=Catch-v0"])
-    evaluations = [Evaluation(config, np.array(each), 1, 100, 2.5) for each in ([0.0, 0.0], [-1.0, 1.0, 1.0, 0.0])]
+    games = [0.0, 0.0], [-1.0, 1.0, 1.0, 0.0]
+    evaluations = [Evaluation(START, 1, 0.1, np.array(returns), seconds=2.5) for returns in games]
     lines = [(60.0 * i, i, each.values()) for i, each in enumerate(evaluations, 1)]
     write_lines(directory / "metrics" / "evaluator.jsonl", lines)
     facts = dict(data_of(directory)["facts"])

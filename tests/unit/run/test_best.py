@@ -7,33 +7,31 @@ import math
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from apex_jax.config import Config, EnvironmentConfig
 from apex_jax.config.load import load
 from apex_jax.host import disk
-from apex_jax.run.best import FILE_NAME, FOLDER, BestEvaluation, is_best, keep_if_best, read_best
+from apex_jax.run.best import FILE_NAME, FOLDER, is_best, keep_if_best, read_best
 from apex_jax.run.checkpoint import CheckpointError
 from apex_jax.run.environment_spec import read_environment_spec
 from apex_jax.run.evaluations import FILE_NAME as EVALUATIONS
-from apex_jax.run.evaluations import best_evaluation, return_text
+from apex_jax.run.evaluations import Evaluation, best_evaluation, read_evaluations, return_text
 from apex_jax.types import ActionSpec, EnvironmentSpec, SegmentSpec
 
 INTERFACE = EnvironmentSpec(SegmentSpec((4,), "float32", 1, 32, 3, ActionSpec.discrete(2)), None, None, None)
 
 
-def evaluation(mean_return: float, updates: int = 7) -> BestEvaluation:
-    return BestEvaluation(mean_return, 10, updates, 40, 160, 1e9, "architecture")
-
-
 def keep(run: Path, mean_return: float, params: bytes = b"params", updates: int = 7) -> bool:
     config = Config(run_directory=str(run), environment=EnvironmentConfig(task="CartPole-v1"))
-    return keep_if_best(config, INTERFACE, evaluation(mean_return, updates), params)
+    evaluation = Evaluation(1e9, updates, 0.1, np.full(10, mean_return), environment_steps=40, frames=160)
+    return keep_if_best(config, INTERFACE, evaluation, "architecture", params)
 
 
 def kept(run: Path) -> tuple[float, bytes]:
-    found, params = read_best(run / FOLDER, "architecture")
-    return found.mean_return, params
+    params = read_best(run / FOLDER, "architecture")[2]
+    return json.loads((run / FOLDER / FILE_NAME).read_text())["mean_return"], params
 
 
 @pytest.mark.parametrize("returns", [[-5.0], [3.0, 9.0, 9.0, 4.0, 9.5, 9.0], [2.0, -1.0], [-1e6, -0.0, 0.0]])
@@ -43,8 +41,8 @@ def test_the_first_evaluation_of_the_highest_return_is_kept(tmp_path: Path, retu
         is_better = value > max(returns[:number], default=-math.inf)
         assert keep(run, value, b"%d" % number, updates=number) == is_better
     highest = returns.index(max(returns))
-    found, params = read_best(run / FOLDER, "architecture")
-    assert (found.mean_return, found.updates, params) == (returns[highest], highest, b"%d" % highest)
+    assert read_best(run / FOLDER, "architecture") == (highest, 40, b"%d" % highest)
+    assert kept(run)[0] == returns[highest]
     assert len(list((run / FOLDER).glob("params-*"))) == 1
 
 
@@ -155,6 +153,16 @@ def test_evaluation_of_some_updates_is_found(
             write(folder, *of_folder)
     found = best_evaluation(tmp_path, 7)
     assert (found and found.returns.tolist()) == returns
+
+
+def test_evaluation_is_read_as_it_was_stored(tmp_path: Path) -> None:
+    info = {"level": np.array([1.5, np.nan])}
+    stored = Evaluation(1e9, 7, 0.25, np.array([3.5, -1.0]), info, 40, 160, 2.5, 0.75)
+    stored.store(str(tmp_path), seed=3)
+    [found] = read_evaluations(tmp_path)
+    assert found._replace(returns=stored.returns, info=info) == stored
+    np.testing.assert_array_equal(found.returns, stored.returns)
+    np.testing.assert_array_equal(found.info["level"], info["level"])
 
 
 def test_invalid_lines_of_evaluations_are_skipped(tmp_path: Path) -> None:

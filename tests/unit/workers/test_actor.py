@@ -20,7 +20,7 @@ from apex_jax.agent.exploration import epsilon_ladder
 from apex_jax.agent.registry import make_algorithm
 from apex_jax.config import Config
 from apex_jax.config.load import load
-from apex_jax.environments.environment import VectorEnvironment, segment_spec
+from apex_jax.environments.environment import VectorEnvironment, describe
 from apex_jax.links.weights_client import Weights
 from apex_jax.transport.messages import ActorWelcome, EpisodeStatistics
 from apex_jax.types import Segment, Step
@@ -69,7 +69,7 @@ def context() -> Iterator[zmq.Context]:
 
 @functools.cache  # compiled once
 def dqn_of(config: Config) -> Algorithm:
-    return make_algorithm(config, segment_spec(config))
+    return make_algorithm(config, describe(config).spec)
 
 
 @pytest.fixture
@@ -82,7 +82,7 @@ def act(tmp_path: Path, context: zmq.Context, monkeypatch: pytest.MonkeyPatch) -
     params = dqn.init(jax.random.key(1)).online_params
 
     def act(actor_number: int, calls: int) -> Acting:
-        acting, role, spec = Acting(), RoleContext(config, context, "actor"), segment_spec(config)
+        acting, role, environment_spec = Acting(), RoleContext(config, context, "actor"), describe(config)
 
         def policy(params: Any, observation: Any, epsilon: np.ndarray, *rest: Any) -> Any:
             acting.epsilons.append(np.asarray(epsilon))
@@ -94,7 +94,7 @@ def act(tmp_path: Path, context: zmq.Context, monkeypatch: pytest.MonkeyPatch) -
         replay = acting.replay
         weights = Weights(params, 1, 1, 0, 0, False, 0.0)
         client = SimpleNamespace(fetch_after=lambda last: weights, dropped=Counter())
-        actor = Actor(role, spec, algorithm, client, replay, peer_id=1)  # type: ignore[arg-type]
+        actor = Actor(role, environment_spec, algorithm, client, replay, peer_id=1)  # type: ignore[arg-type]
         receive = VectorEnvironment.receive
 
         def remember(environment: VectorEnvironment) -> Step:

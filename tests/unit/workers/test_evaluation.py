@@ -12,9 +12,9 @@ from apex_jax.agent.algorithm import Algorithm, Params
 from apex_jax.agent.dqn import make_dqn
 from apex_jax.config import Config
 from apex_jax.config.load import load
-from apex_jax.environments.environment import EpisodeTracker, VectorEnvironment, segment_spec
+from apex_jax.environments.environment import EpisodeTracker, VectorEnvironment, describe
 from apex_jax.process import ROLE_NUMBERS, process_rng
-from apex_jax.types import SegmentSpec, Step
+from apex_jax.types import EnvironmentSpec, Step
 from apex_jax.workers.evaluator import Evaluator, batch_size
 from tests.rigs.processes import ROOT
 
@@ -25,7 +25,7 @@ class Player(NamedTuple):
     """A policy, and all that it takes to have it play."""
 
     config: Config
-    spec: SegmentSpec
+    environment_spec: EnvironmentSpec
     dqn: Algorithm
     params: Params
 
@@ -34,9 +34,9 @@ class Player(NamedTuple):
 def player(request: pytest.FixtureRequest) -> Player:
     overrides = [f"environment.task={request.param}", f"evaluator.episodes={GAMES}", "evaluator.epsilon=0.3", "seed=7"]
     config = load(ROOT / "configs" / "catch.yaml", overrides)
-    spec = segment_spec(config)
-    dqn = make_dqn(config, spec)
-    return Player(config, spec, dqn, dqn.init(jax.random.key(1)).online_params)
+    environment_spec = describe(config)
+    dqn = make_dqn(config, environment_spec.spec)
+    return Player(config, environment_spec, dqn, dqn.init(jax.random.key(1)).online_params)
 
 
 def lockstep_returns(player: Player, steps_broken_off: int = 0) -> list[float]:
@@ -44,9 +44,10 @@ def lockstep_returns(player: Player, steps_broken_off: int = 0) -> list[float]:
 
     `steps_broken_off`: of an evaluation before it.
     """
-    config, spec, dqn, params = player
+    config, environment_spec, dqn, params = player
     rng = process_rng(config.seed, ROLE_NUMBERS["evaluator"])
-    pool = VectorEnvironment(config, spec, rng.integers(2**31, size=GAMES), config.evaluator.max_episode_frames)
+    seeds = rng.integers(2**31, size=GAMES)
+    pool = VectorEnvironment(config, environment_spec, seeds, config.evaluator.max_episode_frames)
     returns: dict[int, float] = {}
 
     def play(step: Step, key: jax.Array, call: int) -> None:
@@ -78,13 +79,13 @@ def lockstep_returns(player: Player, steps_broken_off: int = 0) -> list[float]:
 
 
 def test_evaluation_equals_that_of_a_naive_twin(player: Player) -> None:
-    returns = Evaluator(player.config, player.spec, player.dqn).evaluate(player.params, lambda: False)
+    returns = Evaluator(player.config, player.environment_spec, player.dqn).evaluate(player.params, lambda: False)
     assert returns is not None
     assert returns.tolist() == lockstep_returns(player)
 
 
 def test_equal_seeds_make_equal_evaluations_and_each_evaluation_has_new_games(player: Player) -> None:
-    one, other = (Evaluator(player.config, player.spec, player.dqn) for _ in range(2))
+    one, other = (Evaluator(player.config, player.environment_spec, player.dqn) for _ in range(2))
     rounds = []
     for _ in range(6):
         returns = one.evaluate(player.params, lambda: False)
@@ -95,7 +96,7 @@ def test_equal_seeds_make_equal_evaluations_and_each_evaluation_has_new_games(pl
 
 def test_games_that_have_not_ended_are_counted_during_an_evaluation(player: Player) -> None:
     counts: list[int] = []
-    evaluator = Evaluator(player.config, player.spec, player.dqn)
+    evaluator = Evaluator(player.config, player.environment_spec, player.dqn)
     evaluator.beat = lambda: counts.append(evaluator.unfinished_games)
     evaluator.evaluate(player.params, lambda: False)
     assert counts[1] == GAMES
@@ -112,13 +113,13 @@ def test_no_game_is_stepped_beyond_its_end(player: Player, monkeypatch: pytest.M
         send(pool, action, env_id)
 
     monkeypatch.setattr(VectorEnvironment, "send", count)
-    returns = Evaluator(player.config, player.spec, player.dqn).evaluate(player.params, lambda: False)
+    returns = Evaluator(player.config, player.environment_spec, player.dqn).evaluate(player.params, lambda: False)
     steps = returns if player.config.environment.task == "CartPole-v1" else [9] * GAMES  # CartPole pays 1 for each
     np.testing.assert_array_equal(np.bincount(sent), steps)
 
 
 def test_interrupted_evaluation_reports_nothing_and_the_next_one_starts_again(player: Player) -> None:
-    evaluator = Evaluator(player.config, player.spec, player.dqn)
+    evaluator = Evaluator(player.config, player.environment_spec, player.dqn)
     turns = iter([False, False, True])
     assert evaluator.evaluate(player.params, lambda: next(turns)) is None
     returns = evaluator.evaluate(player.params, lambda: False)
@@ -136,12 +137,13 @@ def test_policy_is_computed_for_running_games_in_few_batch_sizes(episodes: int, 
 
 def test_film_shows_the_first_reported_game() -> None:
     config = load(ROOT / "configs" / "catch.yaml", ["environment.task=CartPole-v1", "evaluator.epsilon=0.3"])
-    spec = segment_spec(config)
+    environment_spec = describe(config)
+    spec = environment_spec.spec
     dqn = make_dqn(config, spec)
     params = dqn.init(jax.random.key(1)).online_params
     screens: list[np.ndarray | None] = []
-    returns = Evaluator(config, spec, dqn, filmed=True).evaluate(params, lambda: False, screens.append)
+    returns = Evaluator(config, environment_spec, dqn, filmed=True).evaluate(params, lambda: False, screens.append)
     assert returns is not None
     assert len(screens) == returns[0]  # CartPole pays 1 for each step, and a screen is shown before each
     assert len({screen.tobytes() for screen in screens if screen is not None}) > 1
-    np.testing.assert_array_equal(Evaluator(config, spec, dqn).evaluate(params, lambda: False), returns)
+    np.testing.assert_array_equal(Evaluator(config, environment_spec, dqn).evaluate(params, lambda: False), returns)

@@ -13,7 +13,7 @@ import pytest
 
 from apex_jax.agent.registry import make_algorithm
 from apex_jax.config.command_line import parse
-from apex_jax.environments.environment import segment_spec
+from apex_jax.environments.environment import describe
 from apex_jax.export.folder import write_files
 from apex_jax.host.errors import RunError, UsageError
 from apex_jax.links.weights_client import Weights, WeightsClient
@@ -76,7 +76,7 @@ def test_the_params_of_the_best_evaluation_are_kept_while_the_learner_is_followe
     tmp_path: Path, link: Link, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = saved_runs.config_of("CartPole-v1", tmp_path)
-    algorithm = make_algorithm(config, segment_spec(config))
+    algorithm = make_algorithm(config, describe(config).spec)
     scores = iter([3.0, 9.0, 9.0, 5.0])
     published = [
         Weights(algorithm.acting_params(algorithm.init(jax.random.key(n))), n, 1, n, n, n == 4, 0.0)
@@ -87,7 +87,7 @@ def test_the_params_of_the_best_evaluation_are_kept_while_the_learner_is_followe
     monkeypatch.setattr(evaluator, "next_weights", lambda *_: next(given))
     monkeypatch.setattr(evaluator, "WeightsClient", lambda *_: mock.MagicMock(best_return=0.0))
     for start in (0, 1):  # after the restart, all evaluations are worse
-        evaluator.follow(RoleContext(config, mock.MagicMock(), "evaluator"), segment_spec(config))
+        evaluator.follow(RoleContext(config, mock.MagicMock(), "evaluator"), describe(config))
         scores, given = iter([4.0]), iter(published[3:])
         best = load_policy(tmp_path / "best")
         assert best.updates == 2, start

@@ -20,7 +20,7 @@ from apex_jax.agent.dqn import make_dqn
 from apex_jax.agent.registry import ALGORITHMS, Entry
 from apex_jax.config import AddressConfig, Config
 from apex_jax.config.load import load_run
-from apex_jax.environments.environment import segment_spec
+from apex_jax.environments.environment import describe
 from apex_jax.host.errors import FatalError, RunError
 from apex_jax.links.sampling_client import Batches, SamplingClient
 from apex_jax.process import StopSignal
@@ -44,7 +44,7 @@ from tests.rigs.sampling_link import FalseServer, streamed
 
 
 def test_network_that_is_not_finite_is_not_saved(config: Config, context: zmq.Context) -> None:
-    with open_learner(RoleContext(config, context, "learner"), segment_spec(config)) as learner:
+    with open_learner(RoleContext(config, context, "learner"), describe(config)) as learner:
         learner.save()
         state = learner.state
         learner.counters.updates = 7
@@ -69,7 +69,7 @@ def saved_updates(config: Config, learner: Learner) -> int:
 def test_learner_saves_before_a_refusal_ends_the_run(
     config: Config, context: zmq.Context, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with open_learner(RoleContext(config, context, "learner"), segment_spec(config)) as learner:
+    with open_learner(RoleContext(config, context, "learner"), describe(config)) as learner:
 
         def refuse(timeout_seconds: float) -> None:
             raise RunError("refused by the replay server")
@@ -87,14 +87,14 @@ def test_learner_saves_before_a_refusal_ends_the_run(
 def test_checkpoint_of_another_algorithm_is_refused_even_if_its_name_was_auto(
     config: Config, context: zmq.Context, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with open_learner(RoleContext(config, context, "learner"), segment_spec(config)) as learner:
+    with open_learner(RoleContext(config, context, "learner"), describe(config)) as learner:
         learner.save()
     monkeypatch.setitem(ALGORITHMS, "toy", Entry(make_dqn, "int32"))
     toy = config.replace(algorithm=dataclasses.replace(config.algorithm, name="toy"))
     is_refused = pytest.raises(
         CheckpointError, match=r"a different configuration: algorithm\.name: was dqn, now toy; use"
     )
-    with is_refused, open_learner(RoleContext(toy, context, "learner"), segment_spec(config)):
+    with is_refused, open_learner(RoleContext(toy, context, "learner"), describe(config)):
         pass
 
 
@@ -131,7 +131,7 @@ def test_a_disk_that_takes_no_record_does_not_end_learning_and_is_tried_again(
     config: Config, context: zmq.Context, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-    with open_learner(RoleContext(config, context, "learner"), segment_spec(config)) as learner:
+    with open_learner(RoleContext(config, context, "learner"), describe(config)) as learner:
         with monkeypatch.context() as patched:
             patched.setattr(module, "write_config", mock.Mock(side_effect=full))
             learner.accept()
@@ -150,13 +150,14 @@ def test_a_disk_that_takes_no_record_does_not_end_learning_and_is_tried_again(
 def test_segment_whose_returns_the_rewards_do_not_allow_is_not_learned_from(
     config: Config, context: zmq.Context
 ) -> None:
-    spec = segment_spec(config)
+    environment_spec = describe(config)
+    spec = environment_spec.spec
     frames = np.zeros((spec.slots, *spec.frame_shape), spec.frame_dtype)
     columns = zero_columns(spec)
     columns["priority"][spec.frame_stack] = columns["bootstrap_offset"][spec.frame_stack] = 1
     columns["n_step_return"][:] = 1e38
     server = FalseServer(zmq.Context(), config.addresses.sampling)
-    with open_learner(RoleContext(config, context, "learner"), spec) as learner:
+    with open_learner(RoleContext(config, context, "learner"), environment_spec) as learner:
         server.until_received(lambda message: isinstance(message, LearnerHello))
         server.send(LearnerWelcome(spec.ring_segments(config.replay.capacity_transitions)))
         server.send(streamed(1, bodies=[encode_segment(Segment(frames, columns), spec)]))
@@ -169,7 +170,7 @@ def test_unreachable_replay_server_at_the_end_is_logged_and_not_waited_for_for_e
 ) -> None:
     monkeypatch.setattr(module, "FINISH_SECONDS", 0.1)
     role = RoleContext(config.replace(total_updates=8), context, "learner")
-    with open_learner(role, segment_spec(config)) as learner:
+    with open_learner(role, describe(config)) as learner:
         assert learner.describe()["finished"] is False
         learner.counters.updates = 8
         learn_and_end(learner, learner.learn)  # nobody serves the sampling link
@@ -188,7 +189,7 @@ def test_end_of_the_run_is_announced_after_the_last_save(
     monkeypatch.setattr(saver, "LAST_PAUSE_SECONDS", 0.0)
     told: list[object] = []
     role = RoleContext(config.replace(total_updates=8), context, "learner")
-    with open_learner(role, segment_spec(config)) as learner:
+    with open_learner(role, describe(config)) as learner:
         monkeypatch.setattr(learner.replay, "finish", told.append)
         monkeypatch.setattr(learner, "publish", lambda final=False: told.append(final))
         learner.counters.updates = 8
@@ -204,10 +205,10 @@ def test_replay_that_does_not_fit_the_device_is_refused_at_the_start(
     monkeypatch.setattr(module, "device_memory_bytes", lambda: 3_000_000)
     said = r"0\.\d+ GB of frames, each float32\[50\], 200 bytes, of which .*lower replay\.capacity_transitions to some"
     is_refused = pytest.raises(FatalError, match=said)
-    with is_refused, open_learner(RoleContext(config, context, "learner"), segment_spec(config)):
+    with is_refused, open_learner(RoleContext(config, context, "learner"), describe(config)):
         pass
     small = dataclasses.replace(config.replay, capacity_transitions=2_000)
-    with open_learner(RoleContext(config.replace(replay=small), context, "learner"), segment_spec(config)):
+    with open_learner(RoleContext(config.replace(replay=small), context, "learner"), describe(config)):
         pass
 
 

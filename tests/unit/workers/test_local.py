@@ -16,6 +16,7 @@ import pytest
 from apex_jax.config import ActorConfig, AddressConfig, Config, EnvironmentConfig
 from apex_jax.config.command_line import parse
 from apex_jax.config.load import load
+from apex_jax.environments.environment import describe
 from apex_jax.host.errors import RunError
 from apex_jax.operations.run_page import RunPage
 from apex_jax.process import StopSignal
@@ -69,7 +70,7 @@ class Stage:
         for name, line in (well | {name.replace("_", "-"): line for name, line in lines.items()}).items():
             (self.folder / f"{name}.py").write_text(line)
         with RunPage(self.config) as page:
-            self.local = LocalRun(self.config, AddressConfig(weights="ipc://w"), self.stop, page)
+            self.local = LocalRun(self.config, describe(self.config), AddressConfig(weights="ipc://w"), self.stop, page)
             assert self.local.report()["finished"] is False
             self.local.run()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import re
 import sys
-from fractions import Fraction
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
@@ -18,8 +18,8 @@ from PIL import Image, ImageSequence
 from apex_jax.agent.dqn import make_dqn
 from apex_jax.config import Config
 from apex_jax.config.load import load
-from apex_jax.environments.environment import segment_spec
-from apex_jax.host.errors import UsageError
+from apex_jax.environments.environment import describe
+from apex_jax.host.errors import RunError, UsageError
 from apex_jax.host.program import CONFIGS
 from apex_jax.process import StopSignal
 from apex_jax.run.checkpoint import Checkpointer, Progress
@@ -28,17 +28,21 @@ from apex_jax.transport.params_codec import architecture_of
 from apex_jax.workers import evaluator, local, recording
 from apex_jax.workers.evaluator import Evaluator
 from apex_jax.workers.film_command import FILM_EXTRA
-from apex_jax.workers.recording import Film, check_video, draw_curves, film_in_simulator, frames_per_second
+from apex_jax.workers.recording import Film, check_video, draw_curves, film_in_simulator
 from tests.rigs.recordings import PONG
 
 
+def film_at(path: Path, config: Config) -> Film:
+    return Film(config.replace(evaluator=replace(config.evaluator, video=str(path))), describe(config))
+
+
 def record(config: Config, path: Path) -> Film:
-    spec = segment_spec(config)
-    dqn = make_dqn(config, spec)
+    environment_spec = describe(config)
+    dqn = make_dqn(config, environment_spec.spec)
     params = dqn.init(jax.random.key(0)).online_params
-    with Film(str(path), frames_per_second(config)) as film:
-        if Evaluator(config, spec, dqn, filmed=True).evaluate(params, lambda: False, film.add) is not None:
-            film.finish()
+    with film_at(path, config) as film:
+        if Evaluator(config, environment_spec, dqn, filmed=True).evaluate(params, lambda: False, film.add) is not None:
+            film.complete(0.0)
     return film
 
 
@@ -54,7 +58,6 @@ def frames_of(path: Path) -> tuple[np.ndarray, float]:
 def test_game_is_recorded_in_raw_colours_at_the_speed_of_the_console(tmp_path: Path) -> None:
     film = record(load(None, PONG), tmp_path / "game")
     assert film.paths == [tmp_path / "game.mp4", tmp_path / "game.gif"]
-    assert film.error is None
     frames, rate = frames_of(tmp_path / "game.mp4")
     assert frames.shape == (40, 420, 320, 3)  # 160 emulator frames, 4 to a step; the screen twice as large
     assert rate == 15
@@ -72,7 +75,7 @@ def test_film_of_a_checkpoint_is_in_the_run_directory_unless_its_name_has_a_fold
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, video: str, film: str
 ) -> None:
     config = load(None, PONG)
-    state = make_dqn(config, segment_spec(config)).init(jax.random.key(0))
+    state = make_dqn(config, describe(config).spec).init(jax.random.key(0))
     checkpointer = Checkpointer(str(tmp_path / "run"))
     architecture = architecture_of(state.online_params)
     checkpointer.save(state, Progress(1, 1, 0.0, 1, config.checkpoint_compatibility_key, architecture))
@@ -98,7 +101,8 @@ def test_video_of_a_game_without_a_screen_is_refused(tmp_path: Path, role: Modul
 
 @pytest.mark.parametrize("file", ["mountain_car", "cartpole", "pong_cpu"])
 def test_video_of_a_game_that_a_run_films_is_accepted(file: str) -> None:
-    check_video(load(CONFIGS / f"{file}.yaml", ["evaluator.video=x.mp4"]))
+    config = load(CONFIGS / f"{file}.yaml", ["evaluator.video=x.mp4"])
+    check_video(config, describe(config))
 
 
 PROGRAMS = {  # what stands for the command film -> the line of the summary
@@ -141,18 +145,18 @@ def test_curves_of_a_run_are_drawn_into_its_directory_once_a_game_has_ended(
 
 
 def test_video_error_ends_the_film_and_not_the_game(tmp_path: Path) -> None:
-    with Film(str(tmp_path / "nowhere" / "game"), Fraction(15)) as film:
+    with film_at(tmp_path / "nowhere" / "game", load(None)) as film:
         for _ in range(3):
             film.add(np.zeros((20, 20, 3), np.uint8))
-        film.finish()
-    assert isinstance(film.error, UsageError)
+        with pytest.raises(RunError, match="is not written: "):
+            film.complete(0.0)
     assert film.paths == []
 
 
 @pytest.mark.parametrize("screens", [1, 3])
 def test_unfinished_film_leaves_the_old_video(tmp_path: Path, screens: int) -> None:
     (tmp_path / "game.gif").write_bytes(b"of before")
-    with Film(str(tmp_path / "game"), Fraction(15)) as film:
+    with film_at(tmp_path / "game", load(None)) as film:
         for _ in range(screens):
             film.add(np.zeros((20, 20, 3), np.uint8))
     assert [path.read_bytes() for path in tmp_path.iterdir()] == [b"of before"]

@@ -12,7 +12,7 @@ import pytest
 from apex_jax.agent.registry import make_algorithm
 from apex_jax.agent.segments import SegmentBuilder, spread_first_slots
 from apex_jax.config.load import load
-from apex_jax.environments.environment import segment_spec
+from apex_jax.environments.environment import describe
 from apex_jax.environments.gymnasium_tasks import BrokenEnvironment
 from apex_jax.types import Segment, Step
 from apex_jax.workers.rollout import STEPS_OF_A_CALL, Rollouts
@@ -67,7 +67,7 @@ class Twin:
 def test_segments_are_those_of_a_slow_twin_bit_for_bit(name: str) -> None:
     task = f"environment.task=jax:tests.rigs.jax_environments:{name}"
     config = load(None, [task, *SETTINGS, *(IMAGE if name == "Drawn" else ())])
-    spec, seeds, key = segment_spec(config), np.array([3, 7, 11]), jax.random.key(5)
+    spec, seeds, key = describe(config).spec, np.array([3, 7, 11]), jax.random.key(5)
     algorithm = make_algorithm(config, spec)
     params, exploration = (
         algorithm.acting_params(algorithm.init(jax.random.key(1))),
@@ -122,7 +122,7 @@ def test_step_that_resets_itself_and_levels_beyond_their_bounds_are_warnings_giv
 ) -> None:
     task = f"environment.task=jax:tests.rigs.jax_environments:{name}"
     config = load(None, [task, *SETTINGS, *(IMAGE if name == "Levels" else ())])
-    algorithm = make_algorithm(config, segment_spec(config))
+    algorithm = make_algorithm(config, describe(config).spec)
     params = algorithm.acting_params(algorithm.init(jax.random.key(1)))
     rollouts = Rollouts(config, algorithm, np.array([3, 7]), jnp.ones(2), jax.random.key(1))
     ends = 0
@@ -136,7 +136,7 @@ def test_step_that_resets_itself_and_levels_beyond_their_bounds_are_warnings_giv
 
 def test_observation_that_is_not_finite_ends_the_run_with_its_name() -> None:
     config = load(None, ["environment.task=jax:tests.rigs.jax_environments:NotFinite", *SETTINGS])
-    algorithm = make_algorithm(config, segment_spec(config))
+    algorithm = make_algorithm(config, describe(config).spec)
     params = algorithm.acting_params(algorithm.init(jax.random.key(1)))
     rollouts = Rollouts(config, algorithm, np.array([1]), jnp.ones(1), jax.random.key(1))
     with pytest.raises(BrokenEnvironment, match="NotFinite: it returned a reward or an observation that is not finite"):
