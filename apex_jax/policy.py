@@ -22,17 +22,17 @@ import numpy as np
 from apex_jax.agent.algorithm import Algorithm, Params
 from apex_jax.agent.registry import make_algorithm, resolved
 from apex_jax.config import Config
-from apex_jax.config.key import names_code
-from apex_jax.config.load import RESULT_KEYS, config_of, load_run, parse_overrides
-from apex_jax.config.trust import check_trusted
+from apex_jax.config.keys import names_code
+from apex_jax.config.load import RESULT_KEYS, check_trusted, config_of, load_run, parse_overrides
 from apex_jax.host.disk import run_of_checkpoint
 from apex_jax.host.errors import RunError, UsageError, first_line, short_repr
 from apex_jax.host.machine import usable_memory_bytes
 from apex_jax.host.user_code import reported
 from apex_jax.run import params_file
-from apex_jax.run.best import is_best, read_best, run_directory_of
-from apex_jax.run.checkpoint import Checkpointer, CheckpointError, Progress
+from apex_jax.run.checkpoint import Checkpointer, Progress
+from apex_jax.run.checkpoint_files import CheckpointError
 from apex_jax.run.environment_spec import of_record, read_environment_spec
+from apex_jax.run.evaluations import is_best, read_best, run_directory_of
 from apex_jax.run.provenance import find_code
 from apex_jax.transport.params_codec import architecture_of, decode_weights
 from apex_jax.types import EnvironmentSpec, ImageSpec, Part, valid_actions
@@ -106,8 +106,8 @@ def restore_params(
     """Returns the params of a run's newest checkpoint, or of that after `updates`, on the device.
 
     `config`: as `agent.registry.resolved` returns it; `run`: may also be the folder of the best evaluation, see
-    `apex_jax.run.best`, or of an exported policy. Raises RunError, see `Checkpointer.restore_newest`; also without a
-    checkpoint.
+    `apex_jax.run.evaluations`, or of an exported policy. Raises RunError, see `Checkpointer.restore_newest`; also
+    without a checkpoint.
     """
     state, key = _shapes_of(algorithm, run), config.checkpoint_compatibility_key
     like = algorithm.acting_params(state)

@@ -21,8 +21,7 @@ from typing import Any, TypeAlias
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from apex_jax.config import Config
-from apex_jax.config.load import config_file, config_path, load_run, load_with, parse_settings
-from apex_jax.config.trust import code_settings
+from apex_jax.config.load import code_settings, config_file, config_path, load_run, load_with, parse_settings
 from apex_jax.device import check_device, choose_device, keep_compiled_programs
 from apex_jax.host.errors import RunError, UsageError
 from apex_jax.operations.progress import RunProgress

@@ -22,7 +22,7 @@ from apex_jax.config import Config
 from apex_jax.config.load import load
 from apex_jax.environments.environment import VectorEnvironment, describe
 from apex_jax.host.program import CONFIGS
-from apex_jax.workers.rollout import Rollouts
+from apex_jax.workers.actor import Rollouts
 from benchmarks.report import finish, peer, say, target
 
 GAMES = {

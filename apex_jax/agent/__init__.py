@@ -1,8 +1,7 @@
 """The algorithms: arrays in, arrays out; the only modules that use jax.jit. No clock, socket, file or thread.
 
 algorithm        the interface to the workers: init, act, update, acting_params, exploration
-registry         the algorithms by name: those of this package, and the user's
-check            checks an algorithm or network of the user before anything starts
+registry         the algorithms by name: those of this package, and the user's, which are checked
 networks         observations -> q-values; observations -> actions and their values
 space_to_depth   the first convolution of a network on blocks of pixels, for GPUs
 losses           the paper's equations

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 
 from apex_jax.agent.space_to_depth import BlockConvolution, block_size
 from apex_jax.config import IMPALA_OUTPUTS, NetworkConfig
-from apex_jax.config.key import names_code
+from apex_jax.config.keys import names_code
 from apex_jax.host.errors import UsageError
 from apex_jax.host.user_code import imported_names
 

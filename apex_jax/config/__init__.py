@@ -1,12 +1,8 @@
 """Configuration: every key of a run once, with its default, meaning, unit and range; files and arguments -> `Config`.
 
-key           the definition of a key
-keys          `Config`, and the keys of environment, actor, replay and learner
-agent         the keys of algorithm and network
-services      the keys of addresses, evaluator, storage, security and metrics
+keys          `Config` and its groups: the definition of each key
 rules         rules that relate several keys
-load          YAML and key=value -> a checked `Config`
-trust         settings that name code of the user
+load          YAML and key=value -> a checked `Config`; settings that name code of the user
 command_line  argv -> a checked `Config`, and the action to take with it
 """
 

@@ -8,17 +8,8 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
-
-from apex_jax.config.agent import AlgorithmConfig as AlgorithmConfig
-from apex_jax.config.agent import NetworkConfig as NetworkConfig
-from apex_jax.config.key import JsonObject, key
-from apex_jax.config.services import AddressConfig as AddressConfig
-from apex_jax.config.services import EvaluatorConfig as EvaluatorConfig
-from apex_jax.config.services import MetricsConfig as MetricsConfig
-from apex_jax.config.services import SecurityConfig as SecurityConfig
-from apex_jax.config.services import StorageConfig as StorageConfig
 
 GPU_UPDATES_PER_CALL = 8  # for learner.updates_per_call=0 on a GPU, which would otherwise wait for Python
 IMPALA_OUTPUTS = 6  # rows and columns that max-pooling leaves of the impala torso's output, whatever the frame's size
@@ -29,6 +20,46 @@ GYM_MUJOCO = (
 )  # EnvPool's other tasks whose names end in -v5, beside the Atari games
 
 MAX_COMPATIBILITY_KEY_BYTES = 2**15  # in the messages with which processes join each other
+
+
+class JsonObject(str):
+    """The text of a JSON object; in files and on the command line, a mapping of any names to values."""
+
+    __slots__ = ()
+
+
+def names_code(value: str) -> bool:
+    """Returns whether the value of `algorithm.name` or `network.name` names code of the user, MODULE:NAME."""
+    return ":" in value
+
+
+@dataclass(frozen=True)
+class Key:
+    """The help text of a key, the limits of its values, and which processes and files must have the same value.
+
+    `scope`: "run": all roles of a run, and its files; "weights": the learner, receivers of its weights and checkpoints;
+    "checkpoint": a learner and the checkpoint from which it resumes; empty: none.
+    """
+
+    text: str
+    unit: str = ""
+    low: float | None = None
+    high: float | None = None
+    choices: tuple[str, ...] = ()
+    scope: str = ""
+
+
+def key(
+    default: Any,
+    text: str,
+    unit: str = "",
+    low: float | None = None,
+    high: float | None = None,
+    choices: tuple[str, ...] = (),
+    scope: str = "",
+) -> Any:
+    """Returns a dataclass field whose metadata holds its `Key`."""
+    return field(default=default, metadata={"key": Key(text, unit, low, high, choices, scope)})
 
 
 @dataclass(frozen=True)
@@ -92,6 +123,105 @@ class EnvironmentConfig:
     def has_spaces(self) -> bool:
         """Whether spaces of Gymnasium describe the task, which may be the user's, and not EnvPool."""
         return self.is_gymnasium or self.is_jax
+
+
+@dataclass(frozen=True)
+class AlgorithmConfig:
+    """Ape-X DQN or Ape-X DPG, with n-step returns (Horgan et al. 2018)."""
+
+    name: str = key(
+        "auto",
+        "auto = the one for the task's actions: dqn for discrete ones, dpg for continuous ones; MODULE:FUNCTION = your"
+        " own, see docs/extending.md",
+        scope="weights",
+    )
+    settings: JsonObject = key(
+        JsonObject("{}"),
+        "a mapping such as {atoms: 51} for an algorithm of your own: json.loads(config.algorithm.settings)",
+        scope="weights",
+    )
+    n_step: int = key(3, "rewards summed before the bootstrap", "steps", 1, 64, scope="run")
+    discount: float = key(0.99, "gamma, per step", "", 0, 1, scope="run")
+    double_q: bool = key(True, "DQN: the online network chooses the bootstrap action, the target network values it")
+    loss: str = key("squared", "form of the loss on the TD error", choices=("squared", "huber"))
+    action_gradient_clip: float = key(
+        1.0, "DPG: the elements of the critic's action gradient are clipped to [-this, this]; 0 = never", "", 0, 1e9
+    )
+    twin_critics: bool = key(
+        False,
+        "DPG: two critics, of which the smaller value is the target (Fujimoto et al. 2018); for tasks that terminate",
+        scope="weights",
+    )
+    random_shift: int = key(
+        4, "DPG: a batch's images are shifted at random by up to this (Yarats et al. 2022); 0 = never", "pixels", 0, 16
+    )
+    munchausen: bool = key(
+        False,
+        "DQN: soft target with the log-probability of the action added to the reward (Vieillard et al. 2020), instead"
+        " of double_q",
+        scope="weights",
+    )
+    value_rescaling: bool = key(
+        False,
+        "DQN: the network learns returns whose size is nearly that of their square root (Pohlen et al. 2018); for"
+        " environment.reward_clip=0",
+        scope="weights",
+    )
+    quantiles: int = key(
+        0,
+        "DQN: quantiles of the returns that the network learns (Dabney et al. 2018); 0 = their mean",
+        "",
+        0,
+        256,
+        scope="weights",
+    )
+
+
+@dataclass(frozen=True)
+class NetworkConfig:
+    """Convolutions (pixels only). DQN: one hidden layer a stream, q-values. DPG: an encoder's layer, policy, critic."""
+
+    name: str = key(
+        "auto",
+        "auto = the one described by the keys below; MODULE:CLASS = a Flax module of your own in place of QNetwork;"
+        " DPG: MODULE:CLASS,CLASS = in place of Policy and Critic (apex_jax/agent/networks.py)",
+        scope="weights",
+    )
+    channels: tuple[int, ...] = key((32, 64, 64), "output channels of each convolution", "", 1, 4096, scope="weights")
+    kernel_sizes: tuple[int, ...] = key(
+        (8, 4, 3), "kernel height and width of each convolution", "pixels", 1, 64, scope="weights"
+    )
+    strides: tuple[int, ...] = key((4, 2, 1), "stride of each convolution", "pixels", 1, 16, scope="weights")
+    hidden_units: int = key(512, "units of the hidden layer of each stream", "", 1, 65536, scope="weights")
+    dueling: bool = key(True, "separate value and advantage streams (Wang et al. 2016)", scope="weights")
+    unseen_pixels: bool = key(False, "kernels and strides may leave pixels unseen, in between or at two edges")
+    torso: str = key(
+        "convolutions",
+        "of pixels; impala = for each of network.channels a convolution, max-pooling and two residual blocks (Espeholt"
+        " et al. 2018), for GPUs, not measured; kernel_sizes and strides do not apply",
+        choices=("convolutions", "impala"),
+        scope="weights",
+    )
+    policy_units: tuple[int, ...] = key(
+        (300, 200), "DPG: units of each hidden layer of the policy", "", 1, 65536, scope="weights"
+    )
+    critic_units: tuple[int, ...] = key(
+        (400, 300),
+        "DPG: units of each hidden layer of the critic; the action joins at the second (layer_norm: first)",
+        "",
+        1,
+        65536,
+        scope="weights",
+    )
+    layer_norm: bool = key(
+        False,
+        "layer normalization; DQN: of the last convolution and of the hidden layers; DPG: in hidden layers after the"
+        " first, which are residual blocks (Lee et al. 2024)",
+        scope="weights",
+    )
+    normalize_observations: bool = key(
+        False, "vector observations are normalized by their running moments", scope="weights"
+    )
 
 
 @dataclass(frozen=True)
@@ -228,6 +358,111 @@ class LearnerConfig:
         """
         few = max(1, min(CPU_TRANSITIONS_PER_CALL // self.batch_size, GPU_UPDATES_PER_CALL))
         return self.updates_per_call or (few if on_cpu else GPU_UPDATES_PER_CALL)
+
+
+# The groups about evaluation, links, copies and metrics; none affects learning ----------------------------------------
+
+
+@dataclass(frozen=True)
+class EvaluatorConfig:
+    """Full games with the newest weights, or with those of a checkpoint."""
+
+    episodes: int = key(10, "full games of an evaluation, played side by side", "episodes", 1, 1000)
+    epsilon: float = key(0.00164, "DQN: probability of a random action", "", 0, 1)
+    interval_updates: int = key(
+        0, "processes=one: updates between evaluations; 0 = a tenth of total_updates, else 5,000", "updates", 0, 10**12
+    )
+    interval_seconds: float = key(
+        60.0, "pause from the end of an evaluation to the start of the next", "seconds", 0, 10**6
+    )
+    max_episode_frames: int = key(108_000, "time limit of a game", "frames", 16, 10**9)
+    stop_at_return: float = key(
+        0.0,
+        "the run ends, as at its other limits, once an evaluation has at least this mean return; 0 = never (for 0"
+        " itself: 0.001)",
+        "",
+        -1e9,
+        1e9,
+    )
+    checkpoint: str = key(
+        "",
+        "evaluated once: the newest checkpoint of a run directory RUN, RUN/checkpoints/<updates>, or RUN/best, the"
+        " params of the best evaluation; empty = follow the learner",
+    )
+    video: str = key(
+        "",
+        "a game is recorded to this file after the last evaluation: .mp4, .gif, or without ending both; without a"
+        " folder, in the run directory; empty = video when a run ends, none of a checkpoint",
+    )
+    device: str = key(
+        "auto",
+        "where the policy runs; auto = GPU if there is one, but CPU with learner.device=cpu",
+        choices=("auto", "cpu", "gpu"),
+    )
+
+
+@dataclass(frozen=True)
+class AddressConfig:
+    """Where each link is served: ZMQ addresses (tcp://host:port, or ipc://path on one machine).
+
+    The replay server binds experience and sampling, the learner binds weights; every other role connects.
+    """
+
+    experience: str = key("tcp://127.0.0.1:5550", "actors send segments to the replay server here")
+    sampling: str = key("tcp://127.0.0.1:5551", "the learner draws from the replay server here")
+    weights: str = key("tcp://127.0.0.1:5552", "the learner sends weights from here")
+    status: str = key(
+        "",
+        "each process serves its status here, over HTTP without a key: GET /status, or the command `status ADDRESS`;"
+        " whoever can reach the address can read it; empty = nowhere",
+    )
+
+
+@dataclass(frozen=True)
+class StorageConfig:
+    """A copy of the run elsewhere, from which a replaced machine goes on."""
+
+    url: str = key(
+        "",
+        "checkpoints, metrics and replay are copied here: s3://bucket/prefix, file:///path or a folder; a start"
+        " without a checkpoint of its own, or behind the copy of its own run, fetches that; credentials come from"
+        " boto's usual places; empty = nowhere",
+    )
+    interval_seconds: float = key(300.0, "pause between two copies", "seconds", 1, 10**6)
+
+
+@dataclass(frozen=True)
+class SecurityConfig:
+    """Keys of the links that go over tcp; the command `keys create DIR` makes them."""
+
+    keys: str = key(
+        "",
+        "directory of CURVE keys: every tcp link is encrypted and lets in known keys only; empty = those of"
+        " APEX_JAX_<ROLE>_SECRET and APEX_JAX_<ROLE>_PUBLIC, or without these no tcp beyond loopback",
+    )
+    insecure: bool = key(False, "tcp beyond loopback without keys: whoever reaches a port can read and feed the run")
+
+
+@dataclass(frozen=True)
+class MetricsConfig:
+    """Numbers of one's own, and where metrics go, beside the status page."""
+
+    info: tuple[str, ...] = key(
+        (),
+        "numbers that `info` of the environment holds at the end of a game, such as [is_success]: each becomes a curve"
+        " of the training games and one of the evaluations",
+    )
+
+    loggers: tuple[str, ...] = key(
+        ("tensorboard", "jsonl"),
+        "jsonl (which has to be there: live view, plots and limits read it), tensorboard, prometheus (/metrics at"
+        " addresses.status), and installed modules with init, log and finish like wandb and trackio; these get the"
+        " metrics of learner, replay server and evaluator",
+    )
+    project: str = key("apex-jax", "project of wandb, trackio and their like, in which each run is a group")
+
+
+# The whole ------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

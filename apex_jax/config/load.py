@@ -19,10 +19,8 @@ from typing import Any, NamedTuple, get_args, get_type_hints
 
 from omegaconf import OmegaConf
 
-from apex_jax.config.key import JsonObject, Key
-from apex_jax.config.keys import Config
+from apex_jax.config.keys import Config, JsonObject, Key, names_code
 from apex_jax.config.rules import check
-from apex_jax.config.trust import check_trusted
 from apex_jax.host.disk import open_regular
 from apex_jax.host.errors import UsageError, short_repr
 from apex_jax.host.program import CONFIGS
@@ -377,3 +375,33 @@ def _parse_number(setting: Setting, kind: type, value: Any) -> int | float:
     if (low is not None and value < low) or (high is not None and value > high):
         raise ValueError(f"must be {setting.allowed}")
     return kind(value)  # type: ignore[no-any-return]
+
+
+# Settings that name code of the user ----------------------------------------------------------------------------------
+
+
+def code_settings(config: Config) -> dict[str, str]:
+    """Returns, by key, the settings that make a program import a module, or call it with arguments.
+
+    A program must not do so if only the files of a run, which may be somebody else's, contain the setting.
+    """
+    environment, found = config.environment, {}
+    if environment.has_spaces and (environment.task.count(":") > 1 or environment.settings != "{}"):
+        found["environment.task"] = environment.task
+    names = {"algorithm.name": config.algorithm.name, "network.name": config.network.name}
+    return found | {key: value for key, value in names.items() if names_code(value)}
+
+
+def check_trusted(
+    config: Config, directory: str | os.PathLike[str], given: Mapping[str, Any], groups: tuple[str, ...] = ("",)
+) -> None:
+    """Raises UsageError if settings of a run name code, and are not in `given`.
+
+    `directory`: of the run, for the message; `given`: the user's settings by key; `groups`: prefixes of keys to check.
+    """
+    code = {name: value for name, value in code_settings(config).items() if name.startswith(groups)}
+    missing = [f"{name}={short_repr(value)}" for name, value in code.items() if given.get(name) != value]
+    if missing:
+        settings = " ".join(missing)
+        what = f"{short_repr(directory)} names {settings}, which would run code with that run's settings"
+        raise UsageError(f"{what}; if you trust the run and the code, add {settings} (in Python: code={missing})")

@@ -8,8 +8,7 @@ from collections.abc import Iterator
 from operator import attrgetter
 from typing import TypeAlias
 
-from apex_jax.config.key import names_code
-from apex_jax.config.keys import MAX_COMPATIBILITY_KEY_BYTES, Config, NetworkConfig
+from apex_jax.config.keys import MAX_COMPATIBILITY_KEY_BYTES, Config, NetworkConfig, names_code
 from apex_jax.host.errors import CREDENTIALS, UsageError, short_repr
 
 MAX_IPC_PATH_BYTES = 107  # longest path of a Unix socket

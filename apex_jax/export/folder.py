@@ -1,4 +1,4 @@
-"""The files of an exported policy, in the form that the Hugging Face hub expects."""
+"""The files of an exported policy, in the form that the Hugging Face hub expects, each checked against the policy."""
 
 from __future__ import annotations
 
@@ -6,25 +6,30 @@ import datetime
 import json
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import export
+
 from apex_jax import __version__
-from apex_jax.agent.policy_function import any_batch, for_any_batch, observation_shape, policy_function
+from apex_jax.agent.action_masks import INVALID
+from apex_jax.agent.policy_function import Outputs, any_batch, for_any_batch, observation_shape, policy_function
 from apex_jax.config import Config
 from apex_jax.config.load import EXPORTED_CONFIG_NAME, RESULT_KEYS, SETTINGS
-from apex_jax.export import check, programs
 from apex_jax.export.model_card import model_card, task_name
 from apex_jax.host.disk import open_regular
 from apex_jax.host.errors import RunError, short_repr
-from apex_jax.host.program import NAME
-from apex_jax.policy import Agent, load_agent
-from apex_jax.run.best import run_directory_of
+from apex_jax.host.program import CHECKOUT, NAME
+from apex_jax.policy import Agent, Policy, load_agent
 from apex_jax.run.environment_spec import as_record
-from apex_jax.run.evaluations import best_evaluation
+from apex_jax.run.evaluations import best_evaluation, run_directory_of
 from apex_jax.run.params_file import FILE_NAME, save_params
 from apex_jax.run.provenance import playing_arguments, value_of
+from apex_jax.types import SegmentSpec
 
 RESULTS, CARD, VIDEO = "results.json", "README.md", "replay.mp4"
 EXPORTED_KEYS = (*RESULT_KEYS, "total_")  # no paths, addresses or keys of the machine
@@ -57,17 +62,17 @@ def write_files(
 
     like = any_batch(agent.environment_spec)
     function = for_any_batch(policy_function(agent.algorithm.greedy, agent.params, agent.environment_spec), like)
-    programs.write_stablehlo(folder / programs.STABLEHLO, function, like)
-    if problem := programs.write_onnx(folder / programs.ONNX, function, like):
-        notes.append(f"{programs.ONNX} is left out: {problem}")
+    write_stablehlo(folder / STABLEHLO, function, like)
+    if problem := write_onnx(folder / ONNX, function, like):
+        notes.append(f"{ONNX} is left out: {problem}")
 
-    stacks = check.observations_of(agent.environment_spec.spec)
+    stacks = observations_of(agent.environment_spec.spec)
     observations = stacks.reshape(len(stacks), *observation_shape(agent.environment_spec))
-    expected = check.expected_outputs(agent, stacks)
-    for name, run_file in ((programs.STABLEHLO, programs.run_stablehlo), (programs.ONNX, programs.run_onnx)):
+    expected = expected_outputs(agent, stacks)
+    for name, run_file in ((STABLEHLO, run_stablehlo), (ONNX, run_onnx)):
         if (folder / name).exists():
             outputs = run_file(folder / name, observations)
-            check.check_outputs(name, outputs, expected, agent.environment_spec.numbered)
+            check_outputs(name, outputs, expected, agent.environment_spec.numbered)
     card = model_card(agent, directory, results, {path.name for path in folder.iterdir()})
     (folder / CARD).write_text(card)
     return notes
@@ -127,3 +132,111 @@ def _copy_video(run: Path, path: Path) -> None:
         newest = max(videos, key=lambda video: video.lstat().st_mtime)
         with open(open_regular(newest, os.O_RDONLY), "rb") as source, open(path, "wb") as copy:
             shutil.copyfileobj(source, copy)
+
+
+# The policy as programs that run without this package: StableHLO for JAX, and ONNX ------------------------------------
+
+
+STABLEHLO = "policy.stablehlo"
+ONNX = "policy.onnx"
+INPUT = "observation"  # name of the input in ONNX, whose inputs are passed by name
+PLATFORMS = ("cpu", "cuda")  # the StableHLO is lowered for both, which needs no GPU
+INSTALL_ONNX = "pip install " + ("-r requirements-export.txt" if CHECKOUT else "'apex-jax[export]'")
+
+
+def write_stablehlo(path: Path, function: Any, like: jax.ShapeDtypeStruct) -> None:
+    """Writes a jitted function of observations as `jax.export` serializes it. Raises OSError."""
+    # Without the folders of this machine, which the source locations in the file would name.
+    jax.config.update("jax_hlo_source_file_canonicalization_regex", ".*/")
+    with jax.default_matmul_precision("highest"):  # a GPU would multiply with 10 bits (TF32), and miss the tolerance
+        exported = export.export(function, platforms=PLATFORMS)(like)
+    path.write_bytes(exported.serialize())
+
+
+def run_stablehlo(path: Path, observations: np.ndarray) -> dict[str, np.ndarray]:
+    """Returns the outputs of a file for a batch of observations."""
+    outputs = export.deserialize(bytearray(path.read_bytes())).call(observations)
+    return {name: np.asarray(output) for name, output in outputs.items()}
+
+
+def write_onnx(path: Path, function: Callable[[jax.Array], Outputs], like: jax.ShapeDtypeStruct) -> str:
+    """Writes a function as an ONNX model; or returns, on one line, why it cannot be. Raises OSError."""
+    try:
+        from apex_jax.export.onnx_graph import UnsupportedError, onnx_model  # imported here: onnx is optional
+    except ModuleNotFoundError as error:
+        if error.name != "onnx":
+            raise
+        return f"the package onnx is not installed: {INSTALL_ONNX}"
+    try:
+        path.write_bytes(onnx_model(function, INPUT, like).SerializeToString())
+    except UnsupportedError as error:
+        return str(error)
+    return ""
+
+
+def run_onnx(path: Path, observations: np.ndarray) -> dict[str, np.ndarray]:
+    """Returns the outputs of a file for a batch of observations, by ONNX's own reference implementation."""
+    from onnx.reference import ReferenceEvaluator  # imported here: onnx is optional
+
+    evaluator = ReferenceEvaluator(str(path))
+    return dict(zip(evaluator.output_names, evaluator.run(None, {INPUT: observations}), strict=True))
+
+
+# Comparison of these programs with the policy itself, on random observations ------------------------------------------
+
+
+TOLERANCE = 1e-5  # relative to the largest value of the batch, or to 1 if all are smaller
+OBSERVATIONS = 64
+
+
+def observations_of(spec: SegmentSpec) -> np.ndarray:
+    """Returns 64 observations [64, F, *O] of random numbers."""
+    rng, shape = np.random.default_rng(0), (OBSERVATIONS, spec.frame_stack, *spec.frame_shape)
+    if spec.frame_dtype == "uint8":
+        return rng.integers(256, size=shape, dtype=np.uint8)
+    vectors = rng.normal(size=shape).astype(np.float32)
+    if spec.action.is_masked:
+        mask = vectors[..., -spec.action.num_actions :]
+        mask[...] = mask >= np.minimum(mask.max(axis=-1, keepdims=True), 0)
+    return vectors
+
+
+def expected_outputs(agent: Agent, stacks: np.ndarray) -> dict[str, np.ndarray]:
+    """Returns the actions and values of the policy itself for observations [N, F, *O]."""
+    assert agent.algorithm.greedy is not None
+    observations = stacks.reshape(len(stacks), *observation_shape(agent.environment_spec))
+    of_frames = agent.environment_spec._replace(image=None)  # the exported programs take frames, too
+    action, _ = Policy(agent.algorithm, agent.params, of_frames).act(observations)
+    outputs = agent.algorithm.greedy(agent.params, jnp.asarray(stacks))
+    return {name: np.asarray(output) for name, output in outputs.items()} | {"action": action}
+
+
+def check_outputs(
+    file: str,
+    outputs: dict[str, np.ndarray],
+    expected: dict[str, np.ndarray],
+    numbered: Callable[[np.ndarray], np.ndarray] = np.asarray,
+) -> None:
+    """Raises RunError if the outputs of an exported file differ from those of the policy by more than TOLERANCE.
+
+    `numbered`: that of the `EnvironmentSpec`.
+    """
+    for name, wanted in expected.items():
+        found = outputs.get(name)
+        if found is None or found.shape != wanted.shape:
+            raise RunError(
+                f"{file} has no output {name} of shape {wanted.shape}: please report this; nothing is written"
+            )
+        if name == "action" and "q_values" in expected:  # of two actions with one value, either is right
+            found, wanted = (_chosen(expected["q_values"], numbered(actions)) for actions in (found, wanted))
+        # Next to the values of invalid actions, every difference would be small. NaN counts as valid.
+        is_valid = ~(wanted <= INVALID / 2)
+        found, wanted = found[is_valid], wanted[is_valid]
+        difference = float(np.abs(found - wanted).max() / max(1.0, np.abs(wanted).max()))
+        if not difference <= TOLERANCE:  # true for NaN, too
+            what = f"{file} differs from the policy: {name} by {difference:.1e}, where {TOLERANCE:g} is allowed"
+            raise RunError(f"{what}; please report this; nothing is written")
+
+
+def _chosen(q_values: np.ndarray, actions: np.ndarray) -> np.ndarray:
+    return np.take_along_axis(q_values, actions[:, None].astype(np.int64), axis=1)

@@ -1,7 +1,7 @@
 """Code of the user that a setting names, such as `algorithm.name=my_file:make`: its import, and its errors in one line.
 
 It runs with the rights of the user, so it is imported only if the user's own settings name it, see
-`apex_jax.config.trust.code_settings`.
+`apex_jax.config.load.code_settings`.
 """
 
 from __future__ import annotations

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import logging
 import zlib
+from collections import deque
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 import zmq
 
+from apex_jax.agent.exploration import choose_ladder_indices
 from apex_jax.config import Config
-from apex_jax.links.episode_means import EpisodeMeans
-from apex_jax.links.membership import ActorPeer, Membership, Waiting
 from apex_jax.links.server import LinkServer
 from apex_jax.process import digest_of_peer_id
 from apex_jax.replay.replay import Replay
 from apex_jax.run.identity import RunIdentity
+from apex_jax.run.metrics import EPSILON_BANDS, NOISE_BANDS, TRAINING_INFO, TRAINING_TAG, Bands, Mean
 from apex_jax.segment_codec import CorruptSegment, decode_columns, value_limits
 from apex_jax.transport import sockets
 from apex_jax.transport.messages import (
@@ -28,9 +31,165 @@ from apex_jax.transport.messages import (
     Rejoin,
     SegmentAck,
 )
-from apex_jax.types import PEER_TIMEOUT_SECONDS, SegmentRecord, SegmentSpec
+from apex_jax.types import PEER_TIMEOUT_SECONDS, Columns, SegmentRecord, SegmentSpec
 
 _log = logging.getLogger(__name__)
+
+# The actors, their indices on the exploration ladder, and the order of their segments. No sockets ---------------------
+
+
+MAX_ACTOR_NUMBER = 2**32  # largest accepted from an actor; its successors must fit the protocol, too
+QUIET_SECONDS = 3.0  # without a heartbeat, after which indices may be reassigned: a duplicate is better than a gap
+
+
+class Waiting(NamedTuple):
+    """A received segment that is pending until the rate limiter admits it."""
+
+    segment: SegmentRecord
+    columns: Columns | None
+    refusal: str  # why it is not stored; empty if it is
+
+
+@dataclass(eq=False)
+class ActorPeer:
+    """The server's record of an actor."""
+
+    peer_id: int
+    actor_number: int  # number among all actors of the run, from 1
+    ladder_indices: np.ndarray  # int32[E], on the exploration ladder
+    status: ActorStatus
+    received: int  # every segment up to this sequence number was received
+    connection: bytes
+    seen_seconds: float = 0.0
+    waiting: deque[Waiting] = field(default_factory=deque)
+    acknowledged: int = 0  # newest sequence number acknowledged on this connection
+    answered_seconds: float = 0.0  # time of the last acknowledgement
+
+    @property
+    def stored(self) -> int:
+        """Every segment up to this sequence number is stored or refused."""
+        return self.waiting[0].segment.sequence - 1 if self.waiting else self.received
+
+
+class Membership:
+    """The connected actors."""
+
+    def __init__(self, ladder_size: int) -> None:
+        self.actors: dict[bytes, ActorPeer] = {}  # by connection
+        self._ladder_size = ladder_size
+        self._turns: deque[ActorPeer] = deque()  # actors with pending segments
+
+    def connection_of(self, peer_id: int) -> bytes | None:
+        """Returns the connection of an actor, or None."""
+        return next((connection_id for connection_id, actor in self.actors.items() if actor.peer_id == peer_id), None)
+
+    def choose(self, hello: ActorHello, highest_actor_number: int, now_seconds: float) -> tuple[int, np.ndarray]:
+        """Returns an actor's number and ladder indices: those of its hello if they are valid, else new ones.
+
+        `highest_actor_number`: highest one assigned so far, by this server and those before it.
+        """
+        connection = self.connection_of(hello.peer_id)
+        if connection is not None:
+            return self.actors[connection].actor_number, self.actors[connection].ladder_indices
+        # An assigned actor number may exceed MAX_ACTOR_NUMBER, after another actor has claimed the maximum.
+        is_accepted = 1 <= hello.actor_number <= max(MAX_ACTOR_NUMBER, highest_actor_number)
+        actor_number = hello.actor_number if is_accepted else highest_actor_number + 1
+        ladder_indices = hello.ladder_indices
+        on_ladder = not ladder_indices.size or 0 <= ladder_indices.min() <= ladder_indices.max() < self._ladder_size
+        if not (is_accepted and on_ladder and ladder_indices.size == hello.num_environments):
+            occupants = self._occupants_seen_since(now_seconds - QUIET_SECONDS)
+            ladder_indices = choose_ladder_indices(occupants, hello.num_environments)
+        return actor_number, ladder_indices
+
+    def leave(self, connection_id: bytes, keeps_pending: bool = False) -> None:
+        """Removes an actor, and discards its pending segments unless `keeps_pending`, as for one that has ended.
+
+        An actor that reconnects still has these, since they were not acknowledged, and sends them again.
+        """
+        actor = self.actors.pop(connection_id)
+        if actor.waiting and not keeps_pending:
+            self._turns.remove(actor)
+
+    def _occupants_seen_since(self, seconds: float) -> np.ndarray:
+        """Returns the number of environments at each ladder index, without those of silent, probably dead actors."""
+        occupants = np.zeros(self._ladder_size, np.int64)
+        for actor in self.actors.values():
+            if actor.seen_seconds >= seconds:
+                np.add.at(occupants, actor.ladder_indices, 1)
+        return occupants
+
+    def enqueue(self, actor: ActorPeer, waiting: Waiting) -> None:
+        """Adds a segment of a connected actor."""
+        if not actor.waiting:
+            self._turns.append(actor)
+        actor.waiting.append(waiting)
+
+    def next_waiting(self) -> Waiting | None:
+        """Returns the segment to be stored next, or None. Actors take turns."""
+        return self._turns[0].waiting[0] if self._turns else None
+
+    def dequeue(self) -> ActorPeer:
+        """Removes the segment that `next_waiting` returns, and ends the turn; returns the actor of the segment."""
+        actor = self._turns.popleft()
+        actor.waiting.popleft()
+        if actor.waiting:
+            self._turns.append(actor)
+        return actor
+
+
+# Mean returns and lengths of the games that actors finished, between two reports of the server ------------------------
+
+
+@dataclass
+class EpisodeMeans:
+    """Means over the training games since the last report."""
+
+    bands: Bands
+    info_names: tuple[str, ...] = ()  # see `metrics.info`
+    episode_return: Mean = field(default_factory=Mean)
+    length: Mean = field(default_factory=Mean)
+    by_band: dict[str, Mean] = field(default_factory=dict)
+    info: dict[str, Mean] = field(default_factory=dict)
+
+    @classmethod
+    def of_run(cls, config: Config, spec: SegmentSpec) -> EpisodeMeans:
+        """Returns the means of no games yet."""
+        return cls(EPSILON_BANDS if spec.action.dtype == "int32" else NOISE_BANDS, config.metrics.info)
+
+    def add(self, message: EpisodeStatistics) -> bool:
+        """Adds the games of a message; adds none and returns False if any value is impossible.
+
+        There is no Python loop over the games, since a message may hold thousands.
+        """
+        exploration, steps = message.exploration, message.episode_steps
+        is_finite = np.isfinite(exploration).all() and np.isfinite(message.episode_return).all()
+        if not (is_finite and ((exploration >= 0) & (exploration <= self.bands.largest) & (steps >= 0)).all()):
+            return False  # one NaN would spoil the means of all actors
+        self.episode_return.add(message.episode_return)
+        self.length.add(steps)
+        for band, returns in self.bands.split(exploration, message.episode_return):
+            self.by_band.setdefault(band, Mean()).add(returns)
+        for name, numbers in zip(message.info_names.split(), message.info.T, strict=False):
+            if name in self.info_names:
+                self.info.setdefault(name, Mean()).add(numbers[np.isfinite(numbers)])
+        return True
+
+    def take(self) -> dict[str, float]:
+        """Returns the means by their tag, none if no game has ended, and begins anew."""
+        if not self.length.count:
+            return {}
+        values = {
+            "charts/episodic_return": self.episode_return.result(),
+            "charts/episodic_length": self.length.result(),
+            **{f"{TRAINING_TAG}{band}": mean.result() for band, mean in self.by_band.items()},
+            **{f"{TRAINING_INFO}{name}": mean.result() for name, mean in self.info.items() if mean.count},
+        }
+        self.episode_return, self.length, self.by_band, self.info = Mean(), Mean(), {}, {}
+        return values
+
+
+# The server -----------------------------------------------------------------------------------------------------------
+
 
 ANSWER_SECONDS = 1.0  # an actor on a slow line may send only segments for long: answer them, too
 MAX_ACTORS = 1024  # connected at once; each may have a full credit of pending segments

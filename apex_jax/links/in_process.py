@@ -11,7 +11,7 @@ import numpy as np
 from apex_jax.agent.algorithm import Params
 from apex_jax.agent.exploration import choose_ladder_indices
 from apex_jax.config import Config
-from apex_jax.links.episode_means import EpisodeMeans
+from apex_jax.links.experience_server import EpisodeMeans
 from apex_jax.links.sampling_client import Batches, Received, Segments, batches_of
 from apex_jax.links.sampling_server import index_batches
 from apex_jax.links.weights_client import Weights

@@ -8,8 +8,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import zmq
 
-from apex_jax.run.compatibility import describe_differences
-from apex_jax.run.identity import RunIdentity, is_identity
+from apex_jax.run.identity import RunIdentity, describe_differences, is_identity
 from apex_jax.transport import sockets
 from apex_jax.transport.messages import Refusal, Rejoin
 from apex_jax.types import PEER_TIMEOUT_SECONDS

@@ -20,7 +20,7 @@ from rich.table import Table
 from rich.text import Text
 
 from apex_jax.config import Config, ReplayConfig
-from apex_jax.config.trust import code_settings
+from apex_jax.config.load import code_settings
 from apex_jax.host.program import shell_command
 from apex_jax.operations.progress import EvaluationSummary, RunProgress
 from apex_jax.operations.records import Record

@@ -11,8 +11,7 @@ from pathlib import Path
 
 from apex_jax.host.disk import read_regular, write_durably
 from apex_jax.host.errors import RunError
-from apex_jax.run.compatibility import describe_differences, differences
-from apex_jax.run.identity import is_identity, new_identity
+from apex_jax.run.identity import describe_differences, differences, is_identity, new_identity
 from apex_jax.types import SegmentSpec
 
 FORMAT = 5

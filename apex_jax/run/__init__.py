@@ -1,14 +1,12 @@
 """The records of a run: its identity, checkpoints, metrics and starts, and its copy on object storage.
 
-identity          which run a directory belongs to
-compatibility     compares configurations of processes, checkpoints and journals, and describes their differences
+identity          which run a directory belongs to, and whether configurations fit together
 provenance        command, commit, versions, machine of each start
 checkpoint        the learner's state on disk
 checkpoint_files  the files of checkpoints, with their checksums
-best              the params of the best evaluation
 params_file       params <-> safetensors
 environment_spec  the task's observations and actions, stored for `policy`
-evaluations       the evaluator's games
+evaluations       the evaluator's games, and the params of the best evaluation
 metrics           measurements, written for TensorBoard and as JSON lines
 metric_files      the files of metrics: appended whole or not at all, and read back
 loggers           passes metrics on to wandb, trackio and their like

@@ -22,14 +22,19 @@ import numpy as np
 import orbax.checkpoint as ocp
 
 from apex_jax.host.disk import lock_file, set_damaged_aside, synchronize
-from apex_jax.host.errors import RunError, first_line
-from apex_jax.run.checkpoint_files import check_files, checkpoint_steps, write_checksums
-from apex_jax.run.compatibility import describe_differences, differences
+from apex_jax.host.errors import first_line
+from apex_jax.run.checkpoint_files import (
+    FIX_OF_DIFFERENCE,
+    CheckpointError,
+    check_files,
+    checkpoint_steps,
+    write_checksums,
+)
+from apex_jax.run.identity import describe_differences, differences
 
 _log = logging.getLogger(__name__)
 
 FORMAT = 2
-FIX_OF_DIFFERENCE = "use the configuration it was made with, or another run_directory"
 
 
 class Progress(NamedTuple):
@@ -43,10 +48,6 @@ class Progress(NamedTuple):
     architecture: str  # digest of the network's leaves, see `transport.params_codec.architecture_of`
     run_identity: str = ""  # see `apex_jax.run.identity`
     replay_steps: tuple[tuple[str, int], ...] = ()  # id of each replay, and its count of environment steps
-
-
-class CheckpointError(RunError):
-    """A checkpoint cannot be restored or saved; the message names it and the reason."""
 
 
 class Checkpointer:

@@ -8,10 +8,16 @@ import zlib
 from pathlib import Path
 
 from apex_jax.host.disk import open_regular, read_regular, synchronize
+from apex_jax.host.errors import RunError
 
 CHECKSUMS = "checksums.json"  # in each checkpoint: size and CRC of its other files, verified before any is parsed
 MAX_CHECKSUMS_BYTES = 2**24
 BLOCK_BYTES = 2**20  # read from a file at once
+FIX_OF_DIFFERENCE = "use the configuration it was made with, or another run_directory"
+
+
+class CheckpointError(RunError):
+    """A checkpoint cannot be restored or saved; the message names it and the reason."""
 
 
 def checkpoint_steps(checkpoints: Path) -> list[int]:

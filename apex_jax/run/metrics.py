@@ -155,10 +155,6 @@ class Mean:
     """Accumulates the mean of numbers and of the elements of arrays."""
 
     def __init__(self) -> None:
-        self.reset()
-
-    def reset(self) -> None:
-        """Discards all numbers."""
         self.count = 0
         self._sum = 0.0
 

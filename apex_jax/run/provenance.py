@@ -25,17 +25,17 @@ from apex_jax.config.load import (
     EXPORTED_CONFIG_NAME,
     RESULT_KEYS,
     SETTINGS,
+    code_settings,
     config_path,
     load_run,
     to_yaml,
 )
-from apex_jax.config.trust import code_settings
 from apex_jax.host.disk import open_regular, read_regular, write_durably
 from apex_jax.host.errors import UsageError, printable, short_repr
 from apex_jax.host.machine import usable_cores
 from apex_jax.host.program import CHECKOUT, NAME
 from apex_jax.host.user_code import look_in, source_file
-from apex_jax.run.compatibility import describe_differences, differences
+from apex_jax.run.identity import describe_differences, differences
 from apex_jax.run.metric_files import append_line, is_number, json_lines
 
 _log = logging.getLogger(__name__)

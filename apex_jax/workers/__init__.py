@@ -1,19 +1,15 @@
 """The roles of a run: the loops, sockets, threads and signals around the modules that do the work.
 
-actor            acts
-rollout          plays environments written in JAX for it
+actor            acts, in environments on the CPU or on the policy's device
 replay_server    serves the replay
-learner          updates
-learner_links    the learner's links to a fleet
-learner_metrics  the learner's metrics
+learner          updates; its links and metrics
 run_counters     updates, frames and limits of the run
 saver            when the learner saves checkpoints
 evaluator        plays the games of an evaluation, with the newest params or those of a checkpoint
 recording        films a game, and draws the run's curves
 film_command     films an episode in the task's own simulator
 role             parts common to these processes: status page, metrics, sockets, copy of the run
-local            all roles on this machine, supervised
-role_process     the process of one role
+local            all roles on this machine, each in a process, supervised
 one_process      all roles in one process, which take turns
 series           runs several seeds one after the other
 """

@@ -20,8 +20,7 @@ import numpy as np
 from apex_jax.agent.algorithm import Algorithm, Params
 from apex_jax.agent.registry import make_algorithm, resolved
 from apex_jax.config import Config
-from apex_jax.config.load import CONFIG_NAME
-from apex_jax.config.trust import code_settings
+from apex_jax.config.load import CONFIG_NAME, code_settings
 from apex_jax.environments.atari_scores import human_normalized_score
 from apex_jax.environments.environment import EpisodeTracker, VectorEnvironment, can_render
 from apex_jax.host.disk import run_of_checkpoint
@@ -31,8 +30,7 @@ from apex_jax.operations.run_page import write_report
 from apex_jax.plotting.video import video_of_run
 from apex_jax.policy import restore_params
 from apex_jax.process import ROLE_NUMBERS, SUPERVISED, StopSignal, process_rng
-from apex_jax.run.best import keep_if_best, run_directory_of
-from apex_jax.run.evaluations import Evaluation
+from apex_jax.run.evaluations import Evaluation, keep_if_best, run_directory_of
 from apex_jax.run.provenance import check_resumable, find_code
 from apex_jax.transport.params_codec import architecture_of, encode_weights
 from apex_jax.types import EnvironmentSpec

@@ -21,8 +21,7 @@ from apex_jax.config.load import parse_overrides
 from apex_jax.host.errors import RunError, first_line
 from apex_jax.host.program import NAME, Parser
 from apex_jax.plotting.video import video_paths, video_writer
-from apex_jax.run.best import run_directory_of
-from apex_jax.run.evaluations import return_text
+from apex_jax.run.evaluations import return_text, run_directory_of
 from apex_jax.run.metrics import MetricsWriter
 
 FILM_EXTRA = "pip install 'apex-jax[film]' (in a checkout: -r requirements-film.txt), apt install libegl1 libgl1"

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import os
 import time
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -28,20 +29,58 @@ from apex_jax.operations.stopping import STOPPING, acknowledge
 from apex_jax.process import ROLE_NUMBERS, SUPERVISED, StopSignal, digest_of_peer_id, new_peer_id, process_rng
 from apex_jax.run.checkpoint import Checkpointer, Progress
 from apex_jax.run.environment_spec import record_environment_spec
+from apex_jax.run.identity import new_identity
+from apex_jax.run.metrics import Mean, RateMeter
 from apex_jax.run.provenance import check_resumable, record_accelerator, record_start, write_config
+from apex_jax.segment_codec import value_limits
+from apex_jax.transport.messages import LearnerHello
 from apex_jax.transport.params_codec import architecture_of
 from apex_jax.types import EnvironmentSpec, SegmentSpec
-from apex_jax.workers.learner_links import CALLS_IN_FLIGHT, join_replay, serve_weights
-from apex_jax.workers.learner_metrics import LearnerMetrics
 from apex_jax.workers.role import RoleContext, checked, open_role
 from apex_jax.workers.run_counters import RunCounters
 from apex_jax.workers.saver import Saver
 
 _log = logging.getLogger(__name__)
 
+CALLS_IN_FLIGHT = 2  # update calls dispatched to the device whose priorities have not been fetched
 MEMORY_SHARE = 0.9  # of the device's memory, for the frame store
 SOON_SECONDS = 1.0  # in which a connected replay server acknowledges the end of the run
 FINISH_SECONDS = 60.0  # timeout for delivering the end of the run to the others
+
+
+class LearnerMetrics:
+    """Accumulates update calls and waiting time, for the tags of `apex_jax.run.metrics.TAGS`."""
+
+    def __init__(self) -> None:
+        self.waited_seconds = 0.0  # total time spent waiting for batches
+        self._update_rate, self._wait_rate = RateMeter(), RateMeter()
+        self._means: defaultdict[str, Mean] = defaultdict(Mean)  # by tag
+        self._others: dict[str, float] = {}  # that are no means
+
+    def add(self, batches: Batches, output: UpdateOutput) -> None:
+        """Adds a finished update call, with its output as NumPy arrays."""
+        drawn, largest = batches.drawn, float(np.max(output.priorities))
+        of_draw: dict[str, Any] = {
+            "losses/priority_mean": output.priorities,
+            "replay/sample_age_seconds": drawn.age_seconds,
+        }
+        for tag, numbers in {**output.metrics, **of_draw}.items():
+            self._means[tag].add(numbers)
+        self._others["losses/priority_max"] = max(self._others.get("losses/priority_max", 0.0), largest)
+        self._others["replay/samples_per_insert"] = drawn.samples_per_insert
+
+    def take(self, updates: int) -> dict[str, float]:
+        """Returns the metrics since the previous call. `updates`: of the run so far."""
+        values = {
+            "charts/updates_per_second": self._update_rate.update(updates),
+            "learner/updates": updates,
+            "learner/wait_seconds_share": min(1.0, self._wait_rate.update(self.waited_seconds)),
+            **{tag: mean.result() for tag, mean in self._means.items()},
+            **self._others,
+        }
+        self._means.clear()
+        self._others.clear()
+        return values
 
 
 @dataclass(eq=False)
@@ -125,8 +164,8 @@ class Learner:
         item, output = self.in_flight.popleft()
         output = jax.tree.map(np.asarray, output)
         self._check_finite("loss", np.stack(list(output.metrics.values())))  # all metrics, not only the loss
-        if self.saver.on_update(now := time.monotonic()):
-            self.counters.on_first_update(now)
+        if math.isinf(self.saver.first_update_seconds):
+            self.saver.first_update_seconds = self.counters.first_update_seconds = time.monotonic()
             self.are_settings_due = True  # not earlier: the settings of a run are those of its updates
             self._record()
         self.replay.update_priorities(item, output.priorities)
@@ -238,6 +277,47 @@ class Learner:
 
 
 # The opening
+
+
+def serve_weights(role: RoleContext, peer_id: int, first_version: int, architecture: str) -> WeightsServer:
+    """Binds the weights link."""
+    config = role.config
+    return WeightsServer(
+        role.sockets,
+        config.addresses.weights,
+        peer_id,
+        first_version,
+        config.weights_compatibility_key,
+        architecture,
+        role.run_identity,
+    )
+
+
+def join_replay(role: RoleContext, spec: SegmentSpec, peer_id: int, environment_steps: int) -> SamplingClient:
+    """Starts joining the replay server."""
+    config, run = role.config, role.run_identity
+    updates_per_call = config.learner.updates_of_a_call(jax.default_backend() == "cpu")
+    hello = LearnerHello(
+        peer_id=peer_id,
+        compatibility_key=config.compatibility_key,
+        environment_steps=environment_steps,
+        batches_at_once=updates_per_call,
+        batch_size=config.learner.batch_size,
+        run_identity=run.name or new_identity(),
+        is_new_run=not run.name,
+    )
+    return SamplingClient(
+        role.sockets,
+        config.addresses.sampling,
+        spec,
+        hello,
+        spec.ring_segments(config.replay.capacity_transitions),
+        CALLS_IN_FLIGHT + max(1, config.learner.prefetch_batches // updates_per_call),
+        config.replay.importance_sampling_exponent,
+        config.away_limit_seconds,
+        run,
+        value_limits(config),
+    )
 
 
 @contextlib.contextmanager

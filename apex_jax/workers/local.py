@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +19,10 @@ from apex_jax.config import AddressConfig, Config
 from apex_jax.config.load import to_yaml, yaml_text
 from apex_jax.device import actor_processes, has_gpu
 from apex_jax.environments.environment import can_render, log_reading
-from apex_jax.host.disk import lock_file, write_durably
+from apex_jax.host.disk import lock_file, open_regular, read_regular, write_durably
 from apex_jax.host.errors import FatalError, RunError, UsageError, printable
 from apex_jax.host.machine import untried_packages, usable_cores
-from apex_jax.host.program import NAME
+from apex_jax.host.program import NAME, command
 from apex_jax.operations.live_view import LiveView, final_summary, finished_summary
 from apex_jax.operations.process_report import ProcessReport
 from apex_jax.operations.progress import ProgressReader, RunProgress
@@ -30,7 +30,7 @@ from apex_jax.operations.records import RoleWatch
 from apex_jax.operations.run_page import RunPage
 from apex_jax.operations.stopping import STOPPING, STOPPING_AFTER_THE_END, acknowledge
 from apex_jax.operations.storage_copy import LAST_COPY_SECONDS, fetch_missing
-from apex_jax.process import StopSignal
+from apex_jax.process import FETCHED, SUPERVISED, StopSignal
 from apex_jax.replay.journal import check_journal
 from apex_jax.replay.replay import make_limiter
 from apex_jax.run.checkpoint_files import checkpoint_steps
@@ -39,8 +39,7 @@ from apex_jax.run.provenance import changed_settings, check_resumable, playing_a
 from apex_jax.transport.sockets import LocalLinks
 from apex_jax.types import EnvironmentSpec
 from apex_jax.workers.recording import check_video, draw_curves, film_in_simulator
-from apex_jax.workers.role import checked
-from apex_jax.workers.role_process import RoleProcess
+from apex_jax.workers.role import DESCRIBED, checked
 
 _log = logging.getLogger(__name__)
 
@@ -345,3 +344,81 @@ def run(config: Config, name: str, stop: StopSignal) -> int:
     finally:
         links.close()
     return stop.exit_code
+
+
+# The process of one role: its start, its restarts, and the error at the end of its log --------------------------------
+
+
+COMMAND = command()
+LOG_TAIL_LINES = 8
+_NOTE_OF_JAX = re.compile(r"-+$|For simplicity, JAX has removed")  # after the message of its exceptions
+_OF_THE_LOG = re.compile(r"\d\d:\d\d:\d\d [A-Z]+ ")
+
+
+@dataclass
+class RoleProcess:
+    """One role of the run, its process, and the counters of its restarts."""
+
+    role: str
+    name: str
+    log_path: Path
+    arguments: tuple[str, ...] = ()  # beside those that all roles have
+    process: subprocess.Popen[bytes] | None = None
+    started_seconds: float = 0.0
+    restarts: int = 0  # consecutive
+    restart_at: float = 0.0
+    last_error: str = ""  # error line of its last failure
+    fault: str = ""  # reason why the supervisor killed it
+    fault_seconds: float = 0.0  # duration of the fault when it was killed
+    state: str = "starting"
+
+    def start(self, arguments: list[str]) -> None:
+        """Starts the process in a new session, so that only the supervisor receives Ctrl-C."""
+        self.close_pipe()
+        command = [*COMMAND, "--role", self.role, "--name", self.name, *arguments, *self.arguments]
+        with open(open_regular(self.log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND), "ab") as log:
+            self.process = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,  # closes when the supervisor dies, which ends the role
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                env={**os.environ, SUPERVISED: "1", FETCHED: "1", DESCRIBED: str(self.log_path.parent)},
+            )
+        self.started_seconds = time.monotonic()
+        self.fault, self.fault_seconds = "", 0.0
+        self.state = f"restarted {self.restarts}x" if self.restarts else "starting"
+
+    def exit_code(self) -> int | None:
+        """Returns the exit code of a process that has ended, else None."""
+        return self.process.poll() if self.process is not None else None
+
+    def error_line(self) -> str:
+        """Returns the error line, or that of a traceback, with which the role ended; empty if it was killed."""
+        has_said_why = self.exit_code() in (RunError.exit_code, FatalError.exit_code)
+        lines = [line for line in self._log()[-4:] if not _NOTE_OF_JAX.match(line)]
+        return "".join(line for line in lines[-1:] if has_said_why and not _OF_THE_LOG.match(line))
+
+    def log_tail(self) -> str:
+        """Returns the last lines of the role's log, indented."""
+        return "\n".join(f"  {line}" for line in self._log()[-LOG_TAIL_LINES:])
+
+    def _log(self) -> list[str]:
+        try:
+            return read_regular(self.log_path).decode(errors="replace").splitlines()
+        except OSError:  # a user may delete logs
+            return []
+
+    def send_end_of_run(self) -> None:
+        """Writes a line to the role's stdin, see `StopSignal.run_is_over`."""
+        assert self.process is not None
+        assert self.process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            self.process.stdin.write(b"\n")
+            self.process.stdin.flush()
+
+    def close_pipe(self) -> None:
+        """Closes the pipe to a process that has ended."""
+        if self.process is not None and self.process.stdin is not None:
+            with contextlib.suppress(BrokenPipeError):
+                self.process.stdin.close()

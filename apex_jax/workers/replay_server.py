@@ -12,8 +12,7 @@ import zmq
 from apex_jax.config import Config
 from apex_jax.host.errors import printable
 from apex_jax.item_codec import item_spec
-from apex_jax.links.episode_means import EpisodeMeans
-from apex_jax.links.experience_server import ExperienceServer
+from apex_jax.links.experience_server import EpisodeMeans, ExperienceServer
 from apex_jax.links.sampling_server import SamplingServer
 from apex_jax.process import ROLE_NUMBERS, StopSignal, digest_of_peer_id, process_rng
 from apex_jax.replay.replay import Replay

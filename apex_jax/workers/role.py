@@ -96,8 +96,10 @@ def checked(config: Config, is_tried: bool = False) -> EnvironmentSpec:
     """
     if os.environ.get(DESCRIBED):
         return described(config)
-    from apex_jax.agent.check import check_user_code  # not at the top: the replay server needs no JAX
-    from apex_jax.agent.registry import resolved
+    from apex_jax.agent.registry import (
+        check_user_code,  # not at the top: the replay server needs no JAX
+        resolved,
+    )
 
     environment_spec = describe(config, is_tried)
     resolved(config, environment_spec.spec)

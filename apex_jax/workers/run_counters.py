@@ -29,7 +29,7 @@ class RunCounters:
         self.environment_steps = progress.environment_steps  # of all actors
         self._config = config
         self._saved = progress
-        self._first_update_seconds = math.inf  # end of this process's first update call, on the monotonic clock
+        self.first_update_seconds = math.inf  # end of this process's first update call, on the monotonic clock
         self._replay_steps = dict(progress.replay_steps)  # environment steps by replay id
 
     @property
@@ -37,13 +37,12 @@ class RunCounters:
         """Emulator frames of the environment steps."""
         return self.environment_steps * self._config.environment.frame_skip
 
-    def on_first_update(self, now_seconds: float) -> None:
-        """Starts the clock of the learning time: starting, filling the replay and compiling do not count."""
-        self._first_update_seconds = now_seconds
-
     def elapsed_seconds(self) -> float:
-        """Returns the learning time of the whole run, which in each process begins with its first update."""
-        return self._saved.elapsed_seconds + max(0.0, time.monotonic() - self._first_update_seconds)
+        """Returns the learning time of the whole run, which in each process begins with its first update.
+
+        Starting, filling the replay and compiling do not count.
+        """
+        return self._saved.elapsed_seconds + max(0.0, time.monotonic() - self.first_update_seconds)
 
     def count_steps(self, replay_id: str, steps: int) -> None:
         """Adds the environment steps that a replay server received since its last batch.

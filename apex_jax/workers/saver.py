@@ -25,22 +25,13 @@ class Saver:
     def __init__(self, settings: LearnerConfig, checkpointer: Checkpointer) -> None:
         self.checkpointer = checkpointer
         self._settings = settings
-        self._first_update_seconds = math.inf  # end of this process's first update call
+        self.first_update_seconds = math.inf  # end of this process's first update call: before, nothing is to be saved
         self._begun_seconds = -math.inf  # start of the last save
         self._gave_up = False  # saving the last checkpoint
 
-    def on_update(self, now_seconds: float) -> bool:
-        """Starts the clock at the end of the first update call, because waiting and compiling produce nothing to save.
-
-        Returns whether it was the first; later calls have no effect.
-        """
-        is_first = math.isinf(self._first_update_seconds)
-        self._first_update_seconds = min(self._first_update_seconds, now_seconds)
-        return is_first
-
     def age_seconds(self, now_seconds: float) -> float:
         """Returns the time since this process last saved a checkpoint, at first since its first update, 0 before."""
-        return max(0.0, now_seconds - max(self.checkpointer.saved_seconds, self._first_update_seconds))
+        return max(0.0, now_seconds - max(self.checkpointer.saved_seconds, self.first_update_seconds))
 
     def is_due(self, now_seconds: float) -> bool:
         """Returns whether a checkpoint is due.
@@ -83,7 +74,7 @@ class Saver:
             return self._begun_seconds + min(RETRY_SECONDS, interval)
         if not self.checkpointer.saved_updates:
             interval = min(FIRST_CHECKPOINT_SECONDS, interval)
-        return max(self._begun_seconds, self._first_update_seconds) + interval
+        return max(self._begun_seconds, self.first_update_seconds) + interval
 
     def _check_failures(self, now_seconds: float) -> None:
         failed, limit = self.checkpointer.failed_in_a_row, self._settings.failed_checkpoints_limit

@@ -10,7 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from apex_jax.run.checkpoint import Checkpointer, CheckpointError, Progress
+from apex_jax.run.checkpoint import Checkpointer, Progress
+from apex_jax.run.checkpoint_files import CheckpointError
 from tests.rigs.agents import assert_equal_bits
 from tests.rigs.processes import ROOT, Programs, catch, values
 

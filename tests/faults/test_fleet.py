@@ -12,7 +12,7 @@ import pytest
 
 from apex_jax.config.load import load
 from apex_jax.run.metric_files import read_metrics
-from apex_jax.workers.learner_links import CALLS_IN_FLIGHT
+from apex_jax.workers.learner import CALLS_IN_FLIGHT
 from tests.chaos.ledger import ledger_violations, newest_ledger, read_books
 from tests.chaos.watch import Life
 from tests.rigs.fleet import (

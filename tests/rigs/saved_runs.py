@@ -11,10 +11,9 @@ from apex_jax.agent.registry import make_algorithm, resolved
 from apex_jax.config import Config
 from apex_jax.config.load import load
 from apex_jax.environments.environment import describe
-from apex_jax.run.best import keep_if_best
 from apex_jax.run.checkpoint import Checkpointer, Progress
 from apex_jax.run.environment_spec import record_environment_spec
-from apex_jax.run.evaluations import Evaluation
+from apex_jax.run.evaluations import Evaluation, keep_if_best
 from apex_jax.run.provenance import record_start, write_config
 from apex_jax.transport.params_codec import architecture_of, encode_weights
 from tests.rigs.runs import ROOT

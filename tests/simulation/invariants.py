@@ -18,7 +18,7 @@ from tests.rigs.validity import check_buffer
 from tests.simulation.clock import Clock, Violation
 from tests.simulation.segments import number_in, priority_of
 
-QUIET_SECONDS = 3.0  # as in `apex_jax.links.membership`
+QUIET_SECONDS = 3.0  # as in `apex_jax.links.experience_server`
 DRAWS = 4  # that the learner asks for at once
 NEVER = (  # reasons for which nothing may be dropped
     *("over_credit", "early_segment", "invalid_priority", "corrupt_segment"),

@@ -11,8 +11,7 @@ from unittest import mock
 
 from apex_jax.links.connection import Connection
 from apex_jax.links.experience_client import Outbox
-from apex_jax.links.experience_server import ExperienceServer
-from apex_jax.links.membership import Membership
+from apex_jax.links.experience_server import ExperienceServer, Membership
 from apex_jax.links.sampling_client import SamplingClient
 from apex_jax.links.sampling_server import SamplingServer
 from apex_jax.links.weights_server import WeightsServer

@@ -14,9 +14,9 @@ from apex_jax.config import (
     EnvironmentConfig,
     LearnerConfig,
 )
+from apex_jax.config.keys import AddressConfig
 from apex_jax.config.load import SETTINGS, Setting, load
 from apex_jax.config.rules import check
-from apex_jax.config.services import AddressConfig
 from apex_jax.host.errors import UsageError
 from apex_jax.host.program import CONFIGS
 

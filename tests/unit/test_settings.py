@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from apex_jax.config import Config
-from apex_jax.config.key import JsonObject
+from apex_jax.config.keys import JsonObject
 from apex_jax.config.load import SETTINGS, Setting, load, to_yaml
 from apex_jax.config.rules import check
 from apex_jax.environments.environment import describe

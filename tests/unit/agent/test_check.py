@@ -11,8 +11,7 @@ from typing import Any, cast
 import pytest
 
 from apex_jax.agent.algorithm import Algorithm
-from apex_jax.agent.check import check_user_code
-from apex_jax.agent.registry import ALGORITHMS, Entry, make_algorithm, resolved
+from apex_jax.agent.registry import ALGORITHMS, Entry, check_user_code, make_algorithm, resolved
 from apex_jax.config import Config
 from apex_jax.config.load import load
 from apex_jax.environments.environment import describe

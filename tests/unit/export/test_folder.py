@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,8 +16,8 @@ import pytest
 from apex_jax import load_policy
 from apex_jax.config.load import config_of
 from apex_jax.environments import gymnasium_processes
-from apex_jax.export import export_command, programs
-from apex_jax.export.folder import exported_config, write_files
+from apex_jax.export import export_command
+from apex_jax.export.folder import exported_config, run_onnx, write_files
 from apex_jax.host.errors import RunError, UsageError
 from apex_jax.policy import load_agent
 from apex_jax.run.params_file import read_metadata
@@ -155,8 +156,10 @@ def test_a_network_of_ones_own_is_exported_once_its_code_is_trusted(tmp_path: Pa
 def test_a_program_that_differs_from_the_policy_is_one_line_of_error(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    compute = programs.run_onnx
-    monkeypatch.setattr(programs, "run_onnx", lambda *given: {n: x + 1e-3 for n, x in compute(*given).items()})
+    def differing(*given: Any) -> dict[str, np.ndarray]:
+        return {name: output + 1e-3 for name, output in run_onnx(*given).items()}
+
+    monkeypatch.setattr("apex_jax.export.folder.run_onnx", differing)
     with pytest.raises(RunError, match=r"^policy\.onnx differs from the policy: "):
         write_files(tmp_path, run)
 

@@ -15,9 +15,17 @@ import pytest
 from jax import export
 
 from apex_jax.agent.policy_function import any_batch, for_any_batch, policy_function
-from apex_jax.export.check import check_outputs, expected_outputs
+from apex_jax.export.folder import (
+    ONNX,
+    STABLEHLO,
+    check_outputs,
+    expected_outputs,
+    run_onnx,
+    run_stablehlo,
+    write_onnx,
+    write_stablehlo,
+)
 from apex_jax.export.onnx_graph import onnx_model
-from apex_jax.export.programs import ONNX, STABLEHLO, run_onnx, run_stablehlo, write_onnx, write_stablehlo
 from apex_jax.host.errors import RunError
 from apex_jax.policy import Agent
 from tests.rigs.exported import KINDS, agent_of, observations_of

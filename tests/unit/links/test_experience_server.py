@@ -10,9 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from apex_jax.links import experience_server, membership
-from apex_jax.links.episode_means import EpisodeMeans
-from apex_jax.links.membership import MAX_ACTOR_NUMBER, ActorPeer, Membership, Waiting
+from apex_jax.links import experience_server
+from apex_jax.links.experience_server import MAX_ACTOR_NUMBER, ActorPeer, EpisodeMeans, Membership, Waiting
 from apex_jax.run.metrics import EPSILON_BANDS
 from apex_jax.transport import sockets, wire
 from apex_jax.transport.messages import (
@@ -213,7 +212,7 @@ def test_a_restarted_server_accepts_the_ladder_indices_and_the_actor_number_of_a
 def test_a_new_actor_gets_the_ladder_indices_of_a_quiet_one_before_its_eviction(link: Link) -> None:
     server = link.server()
     living, dead = link.peer(server, peer_id=1), join(link.peer(server), 2)
-    server.now_seconds = membership.QUIET_SECONDS + 1.0
+    server.now_seconds = experience_server.QUIET_SECONDS + 1.0
     living.send(ActorStatus(0.0, 0))
     assert living.receive(SegmentAck).sequence == 0
     again = join(link.peer(server), 3)

@@ -18,8 +18,8 @@ import pytest
 
 from apex_jax.agent.dpg import make_dpg
 from apex_jax.agent.dqn import make_dqn
-from apex_jax.run.checkpoint import Checkpointer, CheckpointError, Progress
-from apex_jax.run.checkpoint_files import CHECKSUMS, sound_steps, write_checksums
+from apex_jax.run.checkpoint import Checkpointer, Progress
+from apex_jax.run.checkpoint_files import CHECKSUMS, CheckpointError, sound_steps, write_checksums
 from apex_jax.types import ActionSpec, SegmentSpec
 from tests.rigs.agents import assert_equal_bits
 from tests.rigs.small_agents import CONTINUOUS_VECTORS, DPG_ALL, config, dpg_config

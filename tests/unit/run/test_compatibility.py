@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from apex_jax.config.command_line import parse
-from apex_jax.run.compatibility import KEYS, MAX_CHARACTERS, describe_differences, differences
+from apex_jax.run.identity import KEYS, MAX_CHARACTERS, describe_differences, differences
 
 DEFAULT = parse([]).config
 

@@ -19,7 +19,7 @@ from apex_jax.host.errors import RunError, UsageError
 from apex_jax.links.weights_client import Weights, WeightsClient
 from apex_jax.policy import load_policy
 from apex_jax.process import StopSignal
-from apex_jax.run.checkpoint import CheckpointError
+from apex_jax.run.checkpoint_files import CheckpointError
 from apex_jax.run.provenance import read_records
 from apex_jax.workers import evaluator
 from apex_jax.workers.evaluator import Evaluator, is_cancelled, next_weights

@@ -25,7 +25,8 @@ from apex_jax.host.errors import FatalError, RunError
 from apex_jax.links.sampling_client import Batches, SamplingClient
 from apex_jax.process import StopSignal
 from apex_jax.run import metrics
-from apex_jax.run.checkpoint import Checkpointer, CheckpointError
+from apex_jax.run.checkpoint import Checkpointer
+from apex_jax.run.checkpoint_files import CheckpointError
 from apex_jax.run.metrics import TAGS
 from apex_jax.run.provenance import changes_of, read_starts
 from apex_jax.segment_codec import encode_segment
@@ -34,8 +35,7 @@ from apex_jax.transport.params_codec import architecture_of
 from apex_jax.types import Segment, zero_columns
 from apex_jax.workers import learner as module
 from apex_jax.workers import saver
-from apex_jax.workers.learner import Learner, learn_and_end, open_learner
-from apex_jax.workers.learner_metrics import LearnerMetrics
+from apex_jax.workers.learner import Learner, LearnerMetrics, learn_and_end, open_learner
 from apex_jax.workers.role import RoleContext
 from tests.rigs.learner_runs import save_checkpoint
 from tests.rigs.links import wait_until

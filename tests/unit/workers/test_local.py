@@ -21,7 +21,7 @@ from apex_jax.host.errors import RunError
 from apex_jax.operations.run_page import RunPage
 from apex_jax.process import StopSignal
 from apex_jax.run.provenance import check_resumable, read_starts, write_config
-from apex_jax.workers import local, role_process
+from apex_jax.workers import local
 from apex_jax.workers.local import LocalRun, run_lock
 from tests.rigs.live_views import write
 from tests.rigs.processes import wait_for_the_end_of, wait_until
@@ -82,7 +82,7 @@ class Stage:
 
 @pytest.fixture
 def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Stage:
-    monkeypatch.setattr(role_process, "COMMAND", [sys.executable, str(tmp_path / "main.py")])
+    monkeypatch.setattr(local, "COMMAND", [sys.executable, str(tmp_path / "main.py")])
     monkeypatch.setattr(local, "TICK_SECONDS", 0.01)
     monkeypatch.setattr(local, "FIRST_DELAY_SECONDS", 0.01)
     return Stage(tmp_path)

@@ -18,9 +18,9 @@ from apex_jax.process import StopSignal
 from apex_jax.run.metric_files import read_metrics
 from apex_jax.transport.http_link import StatusError, fetch
 from apex_jax.transport.security import LINKS
-from apex_jax.workers import actor, evaluator, learner, local, role_process
+from apex_jax.workers import actor, evaluator, learner, local
+from apex_jax.workers.local import LOG_TAIL_LINES, RoleProcess
 from apex_jax.workers.role import RoleContext, open_role
-from apex_jax.workers.role_process import LOG_TAIL_LINES, RoleProcess
 from tests.rigs.links import free_address
 from tests.rigs.storages import run
 
@@ -111,7 +111,7 @@ def test_error_of_a_role_is_the_last_line_of_its_log_if_its_exit_code_fits(
     last_line: str, code: int, error: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     program = f"import sys; print(*range(20), {last_line!r}, sep='\\n'); sys.exit({code})"
-    monkeypatch.setattr(role_process, "COMMAND", [sys.executable, "-c", program])
+    monkeypatch.setattr(local, "COMMAND", [sys.executable, "-c", program])
     role = RoleProcess("actor", "actor-0", tmp_path / "actor-0.log")
     role.start([])
     assert role.process is not None

@@ -15,7 +15,7 @@ from apex_jax.config.load import load
 from apex_jax.environments.environment import describe
 from apex_jax.environments.gymnasium_tasks import BrokenEnvironment
 from apex_jax.types import Segment, Step
-from apex_jax.workers.rollout import STEPS_OF_A_CALL, Rollouts
+from apex_jax.workers.actor import STEPS_OF_A_CALL, Rollouts
 from tests.rigs import jax_environments
 
 LIMIT, CALLS = 16, 2

@@ -61,7 +61,7 @@ def test_servers_that_report_too_many_steps_leave_a_count_that_can_be_sent() -> 
 def test_restart_continues_from_the_saved_progress_of_every_replay() -> None:
     saved = Progress(70, 5000, 600.0, 9, "key", "architecture", "", (("a", 3000), ("b", 2000)))
     counters = counters_of(saved)
-    counters.on_first_update(time.monotonic() - 30.0)
+    counters.first_update_seconds = time.monotonic() - 30.0
     assert (counters.updates, counters.environment_steps) == (70, 5000)
     assert 630.0 <= counters.elapsed_seconds() < 690.0
     counters.updates += 1
@@ -80,7 +80,7 @@ def test_time_of_the_run_passes_from_the_first_update_of_each_start(monkeypatch:
         counters = counters_of(saved, total_minutes=5.0)
         clock += 400.0  # until the replay is full and the learner compiled
         assert counters.elapsed_seconds() == saved.elapsed_seconds
-        counters.on_first_update(clock)
+        counters.first_update_seconds = clock
         clock += 90.0
         assert counters.elapsed_seconds() == saved.elapsed_seconds + 90.0
         assert counters.limit_reached() is None

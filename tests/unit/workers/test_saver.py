@@ -82,7 +82,7 @@ def saves_in(
     for second in range(seconds):
         clock.seconds = begun + second
         if second >= first_update:
-            of.on_update(clock.seconds)
+            of.first_update_seconds = min(of.first_update_seconds, clock.seconds)
         if of.is_due(clock.seconds):
             of.save(STATE, PROGRESS)
     return [at - begun for at in checkpointer.saves[before:]]

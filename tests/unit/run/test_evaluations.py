@@ -13,11 +13,20 @@ import pytest
 from apex_jax.config import Config, EnvironmentConfig
 from apex_jax.config.load import load
 from apex_jax.host import disk
-from apex_jax.run.best import FILE_NAME, FOLDER, is_best, keep_if_best, read_best
-from apex_jax.run.checkpoint import CheckpointError
+from apex_jax.run.checkpoint_files import CheckpointError
 from apex_jax.run.environment_spec import read_environment_spec
 from apex_jax.run.evaluations import FILE_NAME as EVALUATIONS
-from apex_jax.run.evaluations import Evaluation, best_evaluation, read_evaluations, return_text
+from apex_jax.run.evaluations import (
+    FOLDER,
+    RECORD_NAME,
+    Evaluation,
+    best_evaluation,
+    is_best,
+    keep_if_best,
+    read_best,
+    read_evaluations,
+    return_text,
+)
 from apex_jax.types import ActionSpec, EnvironmentSpec, SegmentSpec
 
 INTERFACE = EnvironmentSpec(SegmentSpec((4,), "float32", 1, 32, 3, ActionSpec.discrete(2)), None, None, None)
@@ -31,7 +40,7 @@ def keep(run: Path, mean_return: float, params: bytes = b"params", updates: int 
 
 def kept(run: Path) -> tuple[float, bytes]:
     params = read_best(run / FOLDER, "architecture")[2]
-    return json.loads((run / FOLDER / FILE_NAME).read_text())["mean_return"], params
+    return json.loads((run / FOLDER / RECORD_NAME).read_text())["mean_return"], params
 
 
 @pytest.mark.parametrize("returns", [[-5.0], [3.0, 9.0, 9.0, 4.0, 9.5, 9.0], [2.0, -1.0], [-1e6, -0.0, 0.0]])
@@ -51,7 +60,7 @@ def test_best_params_are_stored_with_a_readable_record(tmp_path: Path) -> None:
     assert keep(tmp_path, 12.5)
     assert is_best(tmp_path / FOLDER)
     assert not is_best(tmp_path), "a run directory is none"
-    record = json.loads((tmp_path / FOLDER / FILE_NAME).read_text())
+    record = json.loads((tmp_path / FOLDER / RECORD_NAME).read_text())
     assert {name: record[name] for name in ("mean_return", "episodes", "updates", "environment_steps", "frames")} == {
         "mean_return": 12.5, "episodes": 10, "updates": 7, "environment_steps": 40, "frames": 160,
     }  # fmt: skip
@@ -78,7 +87,7 @@ def test_a_kill_during_a_write_leaves_the_previous_best_params_and_the_next_are_
         write(path, content)
 
     with monkeypatch.context() as patched:
-        for module in ("best", "environment_spec", "provenance"):
+        for module in ("evaluations", "environment_spec", "provenance"):
             patched.setattr(f"apex_jax.run.{module}.write_durably", write_or_die)
         with pytest.raises(_KilledError):
             keep(tmp_path, 2.0, b"killed")
@@ -96,16 +105,16 @@ def test_damaged_best_params_are_one_line_of_error_with_an_alternative(tmp_path:
     keep(tmp_path, 1.0, b"params")
     folder = tmp_path / FOLDER
     (params,) = folder.glob("params-*")
-    record = (folder / FILE_NAME).read_text()
+    record = (folder / RECORD_NAME).read_text()
     (tmp_path / "x").write_bytes(b"params")  # no file of the folder
     if isinstance(damage, dict):
-        (folder / FILE_NAME).write_text(json.dumps(json.loads(record) | damage))
+        (folder / RECORD_NAME).write_text(json.dumps(json.loads(record) | damage))
     elif damage in ("flipped", "shorter"):
         params.write_bytes(b"parAms" if damage == "flipped" else b"param")
     elif damage.startswith("no "):
-        (params if damage == "no params" else folder / FILE_NAME).unlink()
+        (params if damage == "no params" else folder / RECORD_NAME).unlink()
     else:
-        (folder / FILE_NAME).write_text(record[: len(record) // 2] if damage == "half a record" else damage)
+        (folder / RECORD_NAME).write_text(record[: len(record) // 2] if damage == "half a record" else damage)
     assert is_best(folder)
     with pytest.raises(CheckpointError) as error:
         kept(tmp_path)
