@@ -151,7 +151,7 @@ def ours(config: Config, num_stored: int, rng: np.random.Generator) -> Callable[
         draw = replay.sample(1, BATCH_SIZE, 0.0)
         importance_weights(draw.probabilities[None], BETA)
         batch = jax.block_until_ready(gathered(store, draw.indices))
-        replay.update_priorities(draw.indices, draw.generations, priorities)
+        replay.buffer.update_priorities(draw.indices, draw.generations, priorities)
         return batch
 
     return call

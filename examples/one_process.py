@@ -104,7 +104,7 @@ def train(config: Config) -> None:
             # gamma^n times the target network's value of the online network's next action. The step size falls to 0.
             state, output = algorithm.update(state, store, indices, weights, 1 - updates / config.total_updates)
             priorities = np.ravel(output.priorities)  # the new |G - q(s, a)| of the transitions drawn
-            replay.update_priorities(sample.indices, sample.generations, priorities)
+            replay.buffer.update_priorities(sample.indices, sample.generations, priorities)
             updates += batches
         # 3. Parameters for the actors: a copy, because the next update overwrites the learner's.
         params = copy_params(algorithm.acting_params(state))

@@ -49,17 +49,9 @@ class Key:
     scope: str = ""
 
 
-def key(
-    default: Any,
-    text: str,
-    unit: str = "",
-    low: float | None = None,
-    high: float | None = None,
-    choices: tuple[str, ...] = (),
-    scope: str = "",
-) -> Any:
-    """Returns a dataclass field whose metadata holds its `Key`."""
-    return field(default=default, metadata={"key": Key(text, unit, low, high, choices, scope)})
+def key(default: Any, *meaning: Any, **more: Any) -> Any:
+    """Returns a dataclass field whose metadata holds its `Key`, of the other arguments."""
+    return field(default=default, metadata={"key": Key(*meaning, **more)})
 
 
 @dataclass(frozen=True)

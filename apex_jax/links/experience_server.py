@@ -291,7 +291,7 @@ class ExperienceServer(LinkServer[ActorPeer]):
         peer_id = message.peer_id
         for connection in (connection_id, self.membership.connection_of(peer_id)):  # one actor per connection
             if connection in self.actors:
-                self._remove(connection)
+                self.membership.leave(connection)
         # An actor of a server that has lost its journal has acknowledgements that this server does not know of.
         received = max(self._replay.ledger.sequence(peer_id), message.acknowledged)
         status = ActorStatus(steps_per_second=0.0, weights_version=0)
@@ -313,7 +313,7 @@ class ExperienceServer(LinkServer[ActorPeer]):
         elif message.sequence > actor.received + 1:
             # Messages arrive in order, so an earlier segment was corrupted; the actor must resend from there.
             self.dropped["early_segment"] += 1
-            self._remove(connection_id)
+            self.membership.leave(connection_id)
             sockets.send(self._socket, Rejoin(), connection_id)
             return
         else:
@@ -352,13 +352,10 @@ class ExperienceServer(LinkServer[ActorPeer]):
 
     def _on_goodbye(self, connection_id: bytes, message: Goodbye, now_seconds: float) -> None:
         actor = digest_of_peer_id(self.actors[connection_id].peer_id)
-        self._remove(connection_id, keeps_pending=True)
+        self.membership.leave(connection_id, keeps_pending=True)
         _log.info("actor %s leaves (%d actors)", actor, len(self.actors))
 
     def _evict(self, connection_id: bytes) -> None:
         message = "actor %s has been silent for %.0f s: its places are free"
         _log.warning(message, digest_of_peer_id(self.actors[connection_id].peer_id), PEER_TIMEOUT_SECONDS)
-        self._remove(connection_id)
-
-    def _remove(self, connection_id: bytes, keeps_pending: bool = False) -> None:
-        self.membership.leave(connection_id, keeps_pending)
+        self.membership.leave(connection_id)

@@ -101,7 +101,7 @@ class InProcessReplay:
         """Sets the new priorities, float32[K, B], of a draw."""
         assert isinstance(item.content, Batches)
         drawn = item.content.drawn
-        self._replay.update_priorities(drawn.indices, drawn.generations, priorities.ravel())
+        self._replay.buffer.update_priorities(drawn.indices, drawn.generations, priorities.ravel())
 
     def finish(self, reason: str) -> None:
         """Sets `is_finish_received`."""

@@ -182,7 +182,7 @@ class SamplingServer(LinkServer[LearnerPeer]):
         self.learner.segments_credit = min(self.learner.segments_credit + message.segments, LARGEST_CREDIT)
 
     def _on_priorities(self, connection_id: bytes, message: PriorityUpdate, now_seconds: float) -> None:
-        result = self._replay.update_priorities(message.indices, message.generations, message.priorities)
+        result = self._replay.buffer.update_priorities(message.indices, message.generations, message.priorities)
         self.dropped["stale_priority"] += result.stale
         self.dropped["invalid_priority"] += result.invalid
 

@@ -24,6 +24,7 @@ from typing import NamedTuple
 
 from apex_jax.host.disk import damaged_path, lock_file, read_regular, set_damaged_aside, synchronize
 from apex_jax.replay.header import CorruptFile, Header, JournalError, unreadable
+from apex_jax.types import SegmentRecord
 
 _log = logging.getLogger(__name__)
 
@@ -95,24 +96,13 @@ class ExperienceLog:
 
     # Writing
 
-    def append(
-        self,
-        kind: int,
-        insertion_id: int,
-        peer_id: int,
-        sequence: int,
-        produced: int = 0,
-        transitions: int = 0,
-        body: bytes = b"",
-        crc: int = 0,
-    ) -> None:
-        """Queues a record for the next `flush`. `crc`: zlib.crc32 of body; other fields as in `Record`."""
+    def append(self, kind: int, insertion_id: int, segment: SegmentRecord) -> None:
+        """Queues a record for the next `flush`, with the fields of a segment; `kind`, `insertion_id`: see `Record`."""
         if self._directory is None:
             return
         self.last_event += 1
-        numbers = (insertion_id, peer_id, sequence, produced)
-        fields = (self.last_event, *numbers, transitions, len(body), crc)
-        header = _HEADER.pack(_MARK, kind, *fields)
+        *numbers, body, crc = segment
+        header = _HEADER.pack(_MARK, kind, self.last_event, insertion_id, *numbers, len(body), crc)
         self.pending.append(_Pending(header + _CRC.pack(zlib.crc32(header)), body, insertion_id))
 
     def flush(self, now_seconds: float) -> None:

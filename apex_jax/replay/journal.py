@@ -110,11 +110,11 @@ class Journal:
 
     def on_segment(self, insertion_id: int, segment: SegmentRecord) -> None:
         """Records a segment that was stored as insertion `insertion_id`."""
-        self.log.append(SEGMENT, insertion_id, *segment)
+        self.log.append(SEGMENT, insertion_id, segment)
 
     def on_welcome(self, peer_id: int, actor_number: int) -> None:
         """Records the number of an actor."""
-        self.log.append(WELCOME, 0, peer_id, actor_number)
+        self.log.append(WELCOME, 0, SegmentRecord(peer_id, actor_number, 0, 0, b"", 0))
 
     def on_run(self, run: str) -> None:
         """Records the run that this server has joined: makes a snapshot due now, which contains it."""

@@ -12,7 +12,7 @@ import numpy as np
 
 from apex_jax.config import Config
 from apex_jax.host.errors import UsageError
-from apex_jax.replay.buffer import PriorityResult, ReplayBuffer, Sample
+from apex_jax.replay.buffer import ReplayBuffer, Sample
 from apex_jax.replay.journal import Journal
 from apex_jax.replay.ledger import Ledger
 from apex_jax.replay.rate_limiter import RateLimiter, least_error_buffer
@@ -77,10 +77,6 @@ class Replay:
     def take_back(self, sample: Sample) -> None:
         """Uncounts a sample that did not reach the learner."""
         self.limiter.sampled -= sample.indices.size
-
-    def update_priorities(self, indices: np.ndarray, generations: np.ndarray, priorities: np.ndarray) -> PriorityResult:
-        """Sets new priorities of drawn transitions, see `ReplayBuffer.update_priorities`."""
-        return self.buffer.update_priorities(indices, generations, priorities)
 
     @property
     def samples_per_insert(self) -> float:

@@ -75,7 +75,7 @@ class World(Replay):
         frames = np.flatnonzero(segment_of(number).columns["priority"])
         indices = run.ring_slots[place] * SPEC.slots + frames
         generations = np.repeat(run.generations[place : place + 1], len(frames))
-        result = self.update_priorities(indices, generations, np.full(len(frames), priority, np.float32))
+        result = self.buffer.update_priorities(indices, generations, np.full(len(frames), priority, np.float32))
         assert result.applied == len(frames)
 
 
