@@ -46,12 +46,9 @@ REPORT_SECONDS = 3.0
 class Actor:
     """Plays in all environments at once, and turns their steps into segments."""
 
-    def __init__(
-        self, config: Config, environment_spec: EnvironmentSpec, algorithm: Algorithm, rng: np.random.Generator
-    ):
-        game, size, spec = config.environment, config.actor.environments, environment_spec.spec
-        seeds = rng.integers(2**31, size=size)
-        self.environment = VectorEnvironment(config, environment_spec, seeds, game.max_episode_frames)
+    def __init__(self, config: Config, task: EnvironmentSpec, algorithm: Algorithm, rng: np.random.Generator):
+        game, size, spec = config.environment, config.actor.environments, task.spec
+        self.environment = VectorEnvironment(config, task, rng.integers(2**31, size=size), game.max_episode_frames)
         # The exploration ladder: epsilon, the probability of a random action, falls from 0.4 in the first environment
         # to 0.0007 in the last one, and stays so for the whole run. (DPG: noise of different scales on the actions.)
         self.exploration = algorithm.exploration(size)
@@ -77,11 +74,10 @@ class Actor:
 
 def train(config: Config) -> None:
     """Makes `config.total_updates` updates, then plays full games to evaluate the result; prints the returns."""
-    environment_spec = describe(config)  # of the task's observations and actions
-    spec = environment_spec.spec  # their shapes and dtypes
+    task, rng = describe(config), np.random.default_rng(config.seed)
+    spec = task.spec  # shapes and dtypes of the task's observations and actions
     algorithm = make_algorithm(config, spec)  # jitted functions, see apex_jax/agent/dqn.py and dpg.py
-    rng = np.random.default_rng(config.seed)
-    actor = Actor(config, environment_spec, algorithm, rng)
+    actor = Actor(config, task, algorithm, rng)
     replay = Replay(config, spec, rng)  # a ring of compressed segments, and a sum-tree of their transitions' priorities
     store = create_store(spec, replay.buffer.capacity_segments)  # the same ring as arrays in the learner's memory
     state = algorithm.init(jax.random.key(rng.integers(2**31)))  # online and target parameters, optimizer
@@ -112,7 +108,7 @@ def train(config: Config) -> None:
             mean, games = np.mean(actor.returns), len(actor.returns)
             print(f"{now:3.0f} s: {actor.steps:,} steps, {updates:,} updates, mean return {mean:.2f} of {games} games")
             actor.returns, next_report = [], now + REPORT_SECONDS
-    returns = Evaluator(config, environment_spec, algorithm).evaluate(params, cancelled=lambda: False)
+    returns = Evaluator(config, task, algorithm).evaluate(params, cancelled=lambda: False)
     assert returns is not None  # only a cancelled evaluation has none
     print(f"evaluation: mean return {returns.mean():.2f} of {len(returns)} games")
 
