@@ -14,10 +14,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from apex_jax.config import Config
-from apex_jax.environments import envpool_tasks, gymnasium_processes
-from apex_jax.environments.envpool_tasks import family_of, make_pool
+from apex_jax.environments import envpool_tasks, gymnasium_pool
+from apex_jax.environments.envpool_tasks import family_of, flattened, make_pool
 from apex_jax.environments.gymnasium_pool import GymnasiumPool
-from apex_jax.environments.observations import flattened
 from apex_jax.types import ActionSpec, EnvironmentSpec, Step
 
 _log = logging.getLogger(__name__)
@@ -35,7 +34,7 @@ def describe(config: Config, is_tried: bool = False) -> EnvironmentSpec:
 
         return jax_tasks.describe(config)
     if config.environment.is_gymnasium:
-        return gymnasium_processes.describe(config, is_tried)
+        return gymnasium_pool.describe(config, is_tried)
     return envpool_tasks.describe(config)
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from apex_jax.config import Config, EnvironmentConfig
 from apex_jax.environments.environment import Episode, EpisodeTracker, VectorEnvironment, describe
-from apex_jax.environments.observations import flattened
+from apex_jax.environments.envpool_tasks import flattened
 from apex_jax.types import ActionSpec, Step
 
 LEG = ([-1, -1, -0.8], [1, 1.1, 0.8])  # of the quadruped: yaw, lift, extend

@@ -255,7 +255,7 @@ SCRIPT = f"""
 import sys
 sys.path.insert(0, {str(ROOT)!r})
 if __name__ == "__main__":
-    from apex_jax.environments.gymnasium_processes import fork_server, leader
+    from apex_jax.environments.gymnasium_pool import fork_server, leader
     preloaded = "import sys; print(sys.modules['apex_jax.environments.gymnasium_pool'].__file__, flush=True)"
     path = "import os; print([os.environ.get(name) for name in ('PYTHONPATH', 'PYTHONSAFEPATH')], flush=True)"
     for arguments in ({{"target": exec, "args": [preloaded]}}, {{"target": leader(exec, path)}}):

@@ -15,7 +15,6 @@ import pytest
 
 from apex_jax import load_policy
 from apex_jax.config.load import config_of
-from apex_jax.environments import gymnasium_processes
 from apex_jax.export import export_command
 from apex_jax.export.folder import exported_config, run_onnx, write_files
 from apex_jax.host.errors import RunError, UsageError
@@ -108,7 +107,6 @@ def test_an_environment_of_ones_own_is_not_imported(tmp_path: Path, monkeypatch:
     (tmp_path / "of_the_run.py").write_text(module)
     save_run("CartPole-v1", tmp_path / "run", (1,), "environment.task=gymnasium:of_the_run:Corridor")
     imported.unlink()
-    monkeypatch.setattr(gymnasium_processes, "_described", {})
     (tmp_path / "folder").mkdir()
     write_files(tmp_path / "folder", "run")
     assert not imported.exists()
