@@ -145,6 +145,9 @@ def _address_rules(config: Config) -> Iterator[Rule]:
             continue
         name = f"addresses.{field}"
         scheme, _, place = address.partition("://")
+        if field == "status":
+            what = "must be tcp://HOST:PORT; the processes of this machine report to their run directory, too"
+            yield name, scheme != "ipc", what
         yield name, scheme in ("tcp", "ipc"), "must start with tcp:// or ipc://, as in tcp://127.0.0.1:5550"
         host, _, port = place.rpartition(":")
         is_port = re.fullmatch("[0-9]{1,5}", port) is not None and 1 <= int(port) <= 65535

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import http.client
 import io
 import json
 import logging
-import os
 import re
 import socket
 import sys
@@ -18,7 +16,7 @@ from socketserver import BaseServer, TCPServer, ThreadingMixIn
 from typing import Any, BinaryIO, NamedTuple
 
 from apex_jax.host.errors import RunError
-from apex_jax.transport.addresses import check_path_is_free, is_loopback, resolve, split
+from apex_jax.transport.addresses import is_loopback, resolve, split
 
 _log = logging.getLogger(__name__)
 
@@ -146,15 +144,7 @@ class StatusServer(HttpServer):
     def __init__(self, address: str, report: Report):
         """Binds (or raises StatusError) and starts the thread. `report` is called on other threads and must be fast."""
         self._report = report
-        self._path = split(address).path
-        super().__init__(_listen(address), self._status, "status", is_loopback(address) and not self._path)
-
-    def close(self) -> None:
-        """Ends the thread and frees the address."""
-        super().close()
-        if self._path:
-            with contextlib.suppress(OSError):
-                os.unlink(self._path)
+        super().__init__(_listen(address), self._status, "status", is_loopback(address))
 
     def _status(self, path: str) -> Answer:
         if path not in ("/", "/status", "/metrics"):
@@ -215,8 +205,6 @@ def _parsed(address: str, status: int, body: bytes) -> tuple[bool, dict[str, Any
 def _listen(address: str) -> socket.socket:
     parts = split(address)
     try:
-        if parts.path:
-            return _listen_at_path(parts.path)
         family, place = (socket.AF_INET, ("", parts.port)) if parts.host == "*" else resolve(parts)[0]
         listener = socket.create_server(place[:2], family=family, backlog=BACKLOG)
         listener.setblocking(False)
@@ -226,23 +214,6 @@ def _listen(address: str) -> socket.socket:
         raise StatusError(
             f"addresses.status={address} cannot be served: {reason}; choose a free address of this machine"
         ) from None
-
-
-def _listen_at_path(path: str) -> socket.socket:
-    """Returns a listener; replaces the socket of a dead process, but neither a live server's socket nor a file."""
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
-        check_path_is_free(path)
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(path)
-        listener.bind(path)
-        os.chmod(path, 0o600)
-        listener.listen(BACKLOG)
-        listener.setblocking(False)
-    except OSError:
-        listener.close()
-        raise
-    return listener
 
 
 # The status of a process in Prometheus's text format -----------------------------------------------------------------

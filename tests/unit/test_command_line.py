@@ -72,7 +72,7 @@ def test_from_the_files_of_a_run_come_learning_and_network_and_no_path_or_addres
     write(
         tmp_path,
         "run_directory: /other\nmetrics: {loggers: [antigravity], info: [level]}\nstorage: {url: /other}\n"
-        "addresses: {status: ipc:///o}\nsecurity: {insecure: true}\nnetwork: {hidden_units: 9}\n"
+        "addresses: {status: 'tcp://127.0.0.1:8080'}\nsecurity: {insecure: true}\nnetwork: {hidden_units: 9}\n"
         "evaluator: {video: /other.mp4, episodes: 7, checkpoint: /x}",
     )
     config = parse(["--role", "evaluator", f"checkpoint={tmp_path}"]).config

@@ -67,7 +67,12 @@ def test_a_changed_file_of_the_users_is_named_when_the_run_resumes(
 
 
 def test_chosen_settings_are_those_that_differ_from_their_defaults_with_both_values() -> None:
-    written = ["seed=7", "network.policy_units=[64]", "environment.reward_clip=0.0", "addresses.status=ipc://x"]
+    written = [
+        "seed=7",
+        "network.policy_units=[64]",
+        "environment.reward_clip=0.0",
+        "addresses.status=tcp://localhost:8080",
+    ]
     assert provenance.chosen_settings(load(None, [*written, "run_directory=a", "learner.batch_size=512"])) == [
         ("seed", "7", "1"),
         ("environment.reward_clip", "0.0", "1.0"),
