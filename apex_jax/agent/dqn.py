@@ -47,10 +47,7 @@ class NormalizingState(NamedTuple):
 
 
 def make_dqn(
-    config: Config,
-    spec: SegmentSpec,
-    compute_dtype: Any = jnp.float32,
-    estimator: Estimator | None = None,
+    config: Config, spec: SegmentSpec, compute_dtype: Any = jnp.float32, estimator: Estimator | None = None
 ) -> Algorithm:
     """Returns the algorithm for this configuration. `compute_dtype`: dtype of the network's activations.
 

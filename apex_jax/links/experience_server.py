@@ -204,12 +204,7 @@ class ExperienceServer(LinkServer[ActorPeer]):
     """
 
     def __init__(
-        self,
-        socket: zmq.Socket,
-        config: Config,
-        spec: SegmentSpec,
-        replay: Replay,
-        run: RunIdentity | None = None,
+        self, socket: zmq.Socket, config: Config, spec: SegmentSpec, replay: Replay, run: RunIdentity | None = None
     ):
         """`run`: the run that its actors must be part of, None = any."""
         self.membership = Membership(config.ladder_size)

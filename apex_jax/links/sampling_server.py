@@ -27,12 +27,7 @@ from apex_jax.transport.messages import (
     Refusal,
     StreamedSegments,
 )
-from apex_jax.types import (
-    MAX_ENVIRONMENT_STEPS,
-    MAX_SAMPLES_PER_INSERT,
-    MAX_STREAMED_SEGMENTS,
-    PEER_TIMEOUT_SECONDS,
-)
+from apex_jax.types import MAX_ENVIRONMENT_STEPS, MAX_SAMPLES_PER_INSERT, MAX_STREAMED_SEGMENTS, PEER_TIMEOUT_SECONDS
 
 _log = logging.getLogger(__name__)
 
@@ -67,13 +62,7 @@ class SamplingServer(LinkServer[LearnerPeer]):
     drawn. The server queues nothing: it tracks the learner's credit, and its cursor in the sequence of segments.
     """
 
-    def __init__(
-        self,
-        socket: zmq.Socket,
-        config: Config,
-        replay: Replay,
-        run: RunIdentity | None = None,
-    ):
+    def __init__(self, socket: zmq.Socket, config: Config, replay: Replay, run: RunIdentity | None = None):
         """`run`: the run that its learner must be part of, None = any."""
         self._learners: dict[bytes, LearnerPeer] = {}  # one at most
         names, key = ("the replay server", "this learner"), config.compatibility_key
@@ -147,8 +136,7 @@ class SamplingServer(LinkServer[LearnerPeer]):
             self.run_identity.adopt(message.run_identity, "the learner")
             self._replay.journal.on_run(self.run_identity.name)
         welcome = LearnerWelcome(
-            capacity_segments=self._replay.buffer.capacity_segments,
-            run_identity=self.run_identity.name,
+            capacity_segments=self._replay.buffer.capacity_segments, run_identity=self.run_identity.name
         )
         if not sockets.send(self._socket, welcome, connection_id):
             return

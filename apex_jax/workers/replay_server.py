@@ -45,10 +45,7 @@ class ReplayServer:
             opened.callback(self.replay.journal.close)
             self.experience_socket = opened.enter_context(
                 sockets.serve_experience(
-                    role.sockets,
-                    config.addresses.experience,
-                    self._monitors["experience"],
-                    max_body_bytes(spec),
+                    role.sockets, config.addresses.experience, self._monitors["experience"], max_body_bytes(spec)
                 )
             )
             opened.callback(self._monitors["experience"].close)
