@@ -26,6 +26,7 @@ from apex_jax.config import Config
 from apex_jax.config.load import load
 from apex_jax.host.errors import RunError, UsageError
 from apex_jax.item_codec import columns_of, item_dtype, item_spec, segment_of
+from apex_jax.links.connection import LinkEnd
 from apex_jax.links.experience_client import ExperienceClient
 from apex_jax.links.sampling_client import Received, SamplingClient, Segments
 from apex_jax.process import check_hosts, new_peer_id
@@ -165,14 +166,9 @@ class _Writer:
         self._context = LinkContext.of(security_of(config, "actor"))
         self._address = config.addresses.experience
         self._spec = spec
-        self._client = ExperienceClient(
-            self._context,
-            self._address,
-            spec,
-            ActorHello(new_peer_id(), config.compatibility_key, num_environments=1),
-            config.actor.max_outstanding_segments,
-            away_limit_seconds=config.away_limit_seconds,
-        )
+        end = LinkEnd(self._context, self._address, away_limit_seconds=config.away_limit_seconds)
+        hello = ActorHello(new_peer_id(), config.compatibility_key, num_environments=1)
+        self._client = ExperienceClient(end, spec, hello, config.actor.max_outstanding_segments)
         self._rows = np.empty(spec.max_transitions, dtype)
         self._priorities = np.empty(spec.max_transitions, np.float32)
         self._count = 0  # items that wait for a full segment
@@ -230,15 +226,14 @@ class _Reader:
         capacity_segments = spec.ring_segments(config.replay.capacity_transitions)
         self._ring = np.zeros((capacity_segments, spec.slots, *spec.frame_shape), np.uint8)  # takes memory when written
         self._last: Received | None = None  # the newest batch, whose credit is returned at the next draw
+        end = LinkEnd(self._context, config.addresses.sampling, away_limit_seconds=config.away_limit_seconds)
         self._client = SamplingClient(
-            self._context,
-            config.addresses.sampling,
+            end,
             spec,
             LearnerHello(new_peer_id(), config.compatibility_key, 0, 1, config.learner.batch_size),
             capacity_segments,
             1 + prefetch,
             config.replay.importance_sampling_exponent,
-            config.away_limit_seconds,
         )
 
     def sample(self, timeout_seconds: float | None) -> SampledBatch:

@@ -19,6 +19,7 @@ import zmq
 from apex_jax.agent.registry import make_algorithm
 from apex_jax.config.load import load
 from apex_jax.environments.environment import describe
+from apex_jax.links.connection import LinkEnd
 from apex_jax.links.weights_server import WeightsServer
 from apex_jax.transport import sockets
 from apex_jax.transport.messages import (
@@ -57,7 +58,7 @@ def main() -> None:
     sinks = context.Process(target=_sinks, args=(pair[1], arguments.clients, other_cores, received))
     os.sched_setaffinity(0, server_core)
     zmq_context = zmq.Context()
-    server = WeightsServer(zmq_context, pair[0], 1, 0, hello.compatibility_key, hello.architecture)
+    server = WeightsServer(LinkEnd(zmq_context, pair[0]), 1, 0, hello.compatibility_key, hello.architecture)
     bare = BareServer(zmq_context, pair[1], body)
     clients.start()
     sinks.start()

@@ -29,6 +29,7 @@ from apex_jax.agent.registry import make_algorithm
 from apex_jax.config import Config
 from apex_jax.config.load import load
 from apex_jax.environments.environment import VectorEnvironment, describe
+from apex_jax.links.connection import LinkEnd
 from apex_jax.links.weights_server import WeightsServer
 from apex_jax.process import new_peer_id
 from apex_jax.run.metric_files import read_metrics
@@ -117,7 +118,7 @@ def actor_steps_per_second(name: str, settings: list[str], seconds: float) -> fl
     algorithm = make_algorithm(config, describe(config).spec)
     params = algorithm.acting_params(algorithm.init(jax.random.key(0)))
     server = WeightsServer(
-        context, weights, new_peer_id(), 0, config.weights_compatibility_key, architecture_of(params)
+        LinkEnd(context, weights), new_peer_id(), 0, config.weights_compatibility_key, architecture_of(params)
     )
     server.publish(params, 0, 0)
     sink = Sink(context, experience)

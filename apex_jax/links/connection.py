@@ -25,12 +25,20 @@ HEARTBEAT_SECONDS = 1.0
 STOOD_STILL_SECONDS = 1.0  # between two turns; a longer pause means that this process was stopped or starved
 
 
+class LinkEnd(NamedTuple):
+    """One end of a link, as a process joins or serves it."""
+
+    context: zmq.Context
+    address: str
+    run: RunIdentity | None = None  # of this process, which adopts the server's if it has none yet; None = any
+    away_limit_seconds: float = 0.0  # how long the server may be unreachable before a RunError; 0 = forever
+
+
 class Patience(NamedTuple):
     """Timeouts of a client, in seconds."""
 
     silent: float  # without a message, after which the server counts as lost
-    away_limit: float = 0.0  # how long the server may be unreachable before a RunError; 0 = forever
-    refused_limit: float = 0.0  # the same for a server that refuses this client
+    refused_limit: float = 0.0  # how long the server may refuse this client before a RunError; 0 = forever
     heartbeat: float = 0.0  # between two hellos or heartbeats; 0 = HEARTBEAT_SECONDS
 
 
@@ -48,15 +56,16 @@ class Connection:
     apex_jax servers never violate the protocol: a malformed or unexpected message raises RunError.
     """
 
-    def __init__(self, server: str, address: str, run: RunIdentity | None, patience: Patience):
-        """`server`: its name for users, such as "replay server"; `run`: the run of this client, None = any."""
+    def __init__(self, server: str, end: LinkEnd, patience: Patience):
+        """`server`: its name for users, such as "replay server"."""
         self.state = "connecting"
         self.disconnects = 0  # losses of servers that had welcomed this client
         self.dropped: Counter[str] = Counter()
         self.server_may_end = False  # the run is over, so a loss of the server is not logged, counted or limited
         self.transfer_seconds = 0.0  # more silence is allowed: no heartbeat passes a large message on its way
-        self.name = f"the {server} at {address}"
-        self.run = run or RunIdentity()
+        self.name = f"the {server} at {end.address}"
+        self.run = end.run or RunIdentity()
+        self._away_limit_seconds = end.away_limit_seconds
         self._patience = patience._replace(heartbeat=patience.heartbeat or HEARTBEAT_SECONDS)
         self._monitor = ClientMonitor()
         self._socket: zmq.Socket | None = None
@@ -175,7 +184,7 @@ class Connection:
 
     def _check_limits(self, now_seconds: float) -> None:
         away_seconds = now_seconds - (self._since_seconds or 0.0)
-        if self.state in ("connecting", "lost") and 0 < self._patience.away_limit < away_seconds:
+        if self.state in ("connecting", "lost") and 0 < self._away_limit_seconds < away_seconds:
             what = f"{self.name} has been away for {away_seconds:.0f} s ({self._monitor.cause or 'no answer'})"
             raise RunError(f"{what}: start it, or raise away_limit_seconds (0 = wait for ever)")
 

@@ -12,8 +12,7 @@ from functools import partial
 import zmq
 
 from apex_jax.host.errors import RunError
-from apex_jax.links.connection import Connection, LinkClient, Patience
-from apex_jax.run.identity import RunIdentity
+from apex_jax.links.connection import Connection, LinkClient, LinkEnd, Patience
 from apex_jax.segment_codec import CorruptSegment, encode_record
 from apex_jax.transport import sockets
 from apex_jax.transport.messages import (
@@ -38,23 +37,9 @@ class ExperienceClient(LinkClient):
     reconnection, so a restart of the server loses none.
     """
 
-    def __init__(
-        self,
-        context: zmq.Context,
-        address: str,
-        spec: SegmentSpec,
-        hello: ActorHello,
-        queue_size: int,
-        overflow: str = "wait",
-        away_limit_seconds: float = 0.0,
-        run: RunIdentity | None = None,
-    ):
-        """Connects. `overflow`: see `actor.overflow`; `run`: the run of the actor, None = any.
-
-        `away_limit_seconds`: how long the server may be unreachable before `error` is set; 0 = forever.
-        """
-        patience = Patience(PEER_TIMEOUT_SECONDS, away_limit_seconds)
-        super().__init__(Connection("replay server", address, run, patience))
+    def __init__(self, end: LinkEnd, spec: SegmentSpec, hello: ActorHello, queue_size: int, overflow: str = "wait"):
+        """Connects. `overflow`: see `actor.overflow`. A RunError of the link becomes `error`."""
+        super().__init__(Connection("replay server", end, Patience(PEER_TIMEOUT_SECONDS)))
         self.status = ActorStatus(steps_per_second=0.0, weights_version=0)
         self.produced = 0  # transitions of the actor so far; updated by the actor before each `put`
         self.acknowledged_segments = 0
@@ -67,7 +52,7 @@ class ExperienceClient(LinkClient):
         self._outbox = Outbox(hello.peer_id, spec)
         self._welcome: ActorWelcome | None = None
         self._is_welcome = threading.Event()
-        self._start(partial(sockets.connect_experience, context, address), "experience client")
+        self._start(partial(sockets.connect_experience, end.context, end.address), "experience client")
 
     def wait_for_welcome(self, timeout_seconds: float) -> ActorWelcome | None:
         """Returns the server's welcome, or None after the timeout."""

@@ -12,9 +12,8 @@ import numpy as np
 import zmq
 
 from apex_jax.host.errors import RunError
-from apex_jax.links.connection import Connection, LinkClient, Patience
+from apex_jax.links.connection import Connection, LinkClient, LinkEnd, Patience
 from apex_jax.replay.importance_weights import MIN_PROBABILITY, importance_weights
-from apex_jax.run.identity import RunIdentity
 from apex_jax.segment_codec import NO_LIMITS, ValueLimits, decode_segments, max_streamed_bytes
 from apex_jax.transport import sockets
 from apex_jax.transport.messages import (
@@ -77,26 +76,19 @@ class SamplingClient(LinkClient):
 
     def __init__(
         self,
-        context: zmq.Context,
-        address: str,
+        end: LinkEnd,
         spec: SegmentSpec,
         hello: LearnerHello,
         capacity_segments: int,
         draws: int,
         beta: float,
-        away_limit_seconds: float = 0.0,
-        run: RunIdentity | None = None,
         limits: ValueLimits = NO_LIMITS,
     ):
         """Connects. `capacity_segments`: of the server; `draws`: largest number of `Batches` that are not consumed.
 
-        `beta`: exponent of the importance weights.
-        `run`: the run of this learner, which adopts the server's if it has none yet; None = any.
-        `away_limit_seconds`: how long the server may be unreachable before a RunError is raised; 0 = forever.
-        `limits`: of the values in a segment, which is corrupt beyond them.
+        `beta`: exponent of the importance weights; `limits`: of the values in a segment, which is corrupt beyond them.
         """
-        patience = Patience(SILENT_SECONDS, away_limit_seconds, REFUSED_SECONDS)
-        super().__init__(Connection("replay server", address, run, patience))
+        super().__init__(Connection("replay server", end, Patience(SILENT_SECONDS, REFUSED_SECONDS)))
         self._spec, self._limits = spec, limits
         self._hello = hello
         self.environment_steps = hello.environment_steps  # of the whole run; updated by the learner
@@ -112,10 +104,11 @@ class SamplingClient(LinkClient):
         self._has_reported = False  # whether corrupt segments were logged
         self._last_word: Finish | None = None
         self.is_finish_received = threading.Event()  # the replay server has acknowledged `finish`
-        self._wake = sockets.WakeUp(context)
+        self._wake = sockets.WakeUp(end.context)
         largest = max(max_streamed_bytes(spec), 8 * hello.batches_at_once * hello.batch_size)
         _log.info("joining %s", self.name)
-        self._start(partial(sockets.connect_sampling, context, address, max_message_bytes=largest), "sampling client")
+        connect = partial(sockets.connect_sampling, end.context, end.address, max_message_bytes=largest)
+        self._start(connect, "sampling client")
 
     def next(self, timeout_seconds: float) -> Received | None:
         """Returns the next item to consume, None after the timeout. Raises RunError once the link has failed."""

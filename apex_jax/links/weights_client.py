@@ -14,8 +14,7 @@ import zmq
 
 from apex_jax.agent.algorithm import Params
 from apex_jax.host.errors import RunError
-from apex_jax.links.connection import Connection, LinkClient, Patience
-from apex_jax.run.identity import RunIdentity
+from apex_jax.links.connection import Connection, LinkClient, LinkEnd, Patience
 from apex_jax.segment_codec import FLOAT32
 from apex_jax.transport import sockets
 from apex_jax.transport.messages import (
@@ -61,23 +60,12 @@ class WeightsClient(LinkClient):
     are as old as one transfer. Accepts all versions of a restarted learner.
     """
 
-    def __init__(
-        self,
-        context: zmq.Context,
-        address: str,
-        like_params: Params,
-        compatibility_key: str,
-        away_limit_seconds: float = 0.0,
-        run: RunIdentity | None = None,
-    ):
+    def __init__(self, end: LinkEnd, like_params: Params, compatibility_key: str):
         """Connects and starts the thread. `like_params`: a tree of the network's leaves.
 
         `compatibility_key`: see `Config.weights_compatibility_key`.
-        `away_limit_seconds`: how long the learner may be unreachable before a RunError is raised; 0 = forever.
-        `run`: the run of this process, which adopts that of the first offer if it has none yet; None = any.
         """
-        patience = Patience(PEER_TIMEOUT_SECONDS, away_limit_seconds, heartbeat=HEARTBEAT_SECONDS)
-        super().__init__(Connection("learner", address, run, patience))
+        super().__init__(Connection("learner", end, Patience(PEER_TIMEOUT_SECONDS, heartbeat=HEARTBEAT_SECONDS)))
         self._like_params = like_params
         self._hello = WeightsHello(compatibility_key, architecture_of(like_params))
         self.best_return = NO_RETURN  # of an evaluator's evaluations; the learner receives it with each heartbeat
@@ -89,7 +77,7 @@ class WeightsClient(LinkClient):
         self._held = (0, 0)  # learner_peer_id and version received last, usable or not
         self._is_requested = False  # a version, which has not arrived
         self._changed = threading.Condition()  # of `_newest` and `_error`
-        connect = partial(sockets.connect_weights, context, address, max_message_bytes=self._body_bytes)
+        connect = partial(sockets.connect_weights, end.context, end.address, max_message_bytes=self._body_bytes)
         self._start(connect, "weights client")
 
     @property

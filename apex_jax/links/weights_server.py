@@ -14,9 +14,9 @@ import jax
 import zmq
 
 from apex_jax.agent.algorithm import Params
+from apex_jax.links.connection import LinkEnd
 from apex_jax.links.server import LinkServer
 from apex_jax.links.weights_client import Weights, longest_transfer_seconds
-from apex_jax.run.identity import RunIdentity
 from apex_jax.transport import sockets
 from apex_jax.transport.messages import (
     NO_RETURN,
@@ -61,26 +61,17 @@ class WeightsServer(LinkServer[Client]):
     pace, so a slow client does not slow others, and its params are as old as its own transfer.
     """
 
-    def __init__(
-        self,
-        context: zmq.Context,
-        address: str,
-        peer_id: int,
-        first_version: int,
-        compatibility_key: str,
-        architecture: str,
-        run: RunIdentity | None = None,
-    ):
+    def __init__(self, end: LinkEnd, peer_id: int, first_version: int, compatibility_key: str, architecture: str):
         """Binds the address (BindError if that fails) and starts the thread.
 
-        `compatibility_key`: see `Config.weights_compatibility_key`; `architecture`: of the network, see `params_codec`;
-        `run`: None = no specific run, as in a benchmark.
+        `compatibility_key`: see `Config.weights_compatibility_key`; `architecture`: of the network, see `params_codec`.
         """
         self.clients: dict[bytes, Client] = {}
         self._monitor = ServerMonitor()
-        socket = sockets.serve_weights(context, address, self._monitor)
-        super().__init__(("the learner", "this process"), socket, compatibility_key, run, self.clients, MAX_CLIENTS)
-        self._wake = sockets.WakeUp(context)
+        socket = sockets.serve_weights(end.context, end.address, self._monitor)
+        names = "the learner", "this process"
+        super().__init__(names, socket, compatibility_key, end.run, self.clients, MAX_CLIENTS)
+        self._wake = sockets.WakeUp(end.context)
         self._peer_id = peer_id
         self._architecture = architecture
         self.version = first_version

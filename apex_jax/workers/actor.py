@@ -218,25 +218,10 @@ def open_actor(role: RoleContext, environment_spec: EnvironmentSpec) -> Iterator
     config, spec = role.config, environment_spec.spec
     algorithm = make_algorithm(config, spec)
     like_params = algorithm.acting_params(jax.eval_shape(algorithm.init, jax.random.key(0)))
-    weights = WeightsClient(
-        role.sockets,
-        config.addresses.weights,
-        like_params,
-        config.weights_compatibility_key,
-        config.away_limit_seconds,
-        role.run_identity,
-    )
+    weights = WeightsClient(role.link_end("weights"), like_params, config.weights_compatibility_key)
     peer_id, size = new_peer_id(), config.actor.environments
-    replay = ExperienceClient(
-        role.sockets,
-        config.addresses.experience,
-        spec,
-        ActorHello(peer_id, config.compatibility_key, size),
-        max(size, config.actor.max_outstanding_segments),
-        config.actor.overflow,
-        config.away_limit_seconds,
-        role.run_identity,
-    )
+    hello, queue_size = ActorHello(peer_id, config.compatibility_key, size), config.actor.max_outstanding_segments
+    replay = ExperienceClient(role.link_end("experience"), spec, hello, max(size, queue_size), config.actor.overflow)
     actor = Actor(role, environment_spec, algorithm, weights, replay, peer_id)
     try:
         yield actor

@@ -47,14 +47,7 @@ def follow(role: RoleContext, environment_spec: EnvironmentSpec) -> None:
     evaluator = Evaluator(config, environment_spec, algorithm, is_filmed, stop.beat)
     is_supervised = bool(os.environ.get(SUPERVISED))
     like_params = algorithm.acting_params(jax.eval_shape(algorithm.init, jax.random.key(0)))
-    client = WeightsClient(
-        role.sockets,
-        config.addresses.weights,
-        like_params,
-        config.weights_compatibility_key,
-        config.away_limit_seconds,
-        role.run_identity,
-    )
+    client = WeightsClient(role.link_end("weights"), like_params, config.weights_compatibility_key)
     weights: Weights | None = None
     phase, evaluations, published_seconds = "playing", 0, math.nan  # when the weights in play were published
     role.describe = lambda: {

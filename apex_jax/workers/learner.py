@@ -281,16 +281,8 @@ class Learner:
 
 def serve_weights(role: RoleContext, peer_id: int, first_version: int, architecture: str) -> WeightsServer:
     """Binds the weights link."""
-    config = role.config
-    return WeightsServer(
-        role.sockets,
-        config.addresses.weights,
-        peer_id,
-        first_version,
-        config.weights_compatibility_key,
-        architecture,
-        role.run_identity,
-    )
+    key = role.config.weights_compatibility_key
+    return WeightsServer(role.link_end("weights"), peer_id, first_version, key, architecture)
 
 
 def join_replay(role: RoleContext, spec: SegmentSpec, peer_id: int, environment_steps: int) -> SamplingClient:
@@ -307,15 +299,12 @@ def join_replay(role: RoleContext, spec: SegmentSpec, peer_id: int, environment_
         is_new_run=not run.name,
     )
     return SamplingClient(
-        role.sockets,
-        config.addresses.sampling,
+        role.link_end("sampling"),
         spec,
         hello,
         spec.ring_segments(config.replay.capacity_transitions),
         CALLS_IN_FLIGHT + max(1, config.learner.prefetch_batches // updates_per_call),
         config.replay.importance_sampling_exponent,
-        config.away_limit_seconds,
-        run,
         value_limits(config),
     )
 

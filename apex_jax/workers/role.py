@@ -12,6 +12,7 @@ import zmq
 
 from apex_jax.config import Config
 from apex_jax.environments.environment import describe
+from apex_jax.links.connection import LinkEnd
 from apex_jax.operations.process_report import ProcessReport
 from apex_jax.operations.storage_copy import StorageCopy
 from apex_jax.process import StopSignal, lock_name
@@ -50,6 +51,11 @@ class RoleContext:
         self.loggers: list[Logger] = []  # of services, beside the files
         self._writer = MetricsWriter(config.directory, name, "tensorboard" in config.metrics.loggers)
         self._written: dict[str, SupportsFloat] = {}
+
+    def link_end(self, name: str) -> LinkEnd:
+        """Returns the end of the link of this name in `addresses`, such as "weights"."""
+        address = getattr(self.config.addresses, name)
+        return LinkEnd(self.sockets, address, self.run_identity, self.config.away_limit_seconds)
 
     def write_metrics(
         self, environment_steps: int, values: Mapping[str, SupportsFloat], dropped: Counter[str] | None = None

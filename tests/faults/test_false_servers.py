@@ -12,6 +12,7 @@ import pytest
 import zmq
 
 from apex_jax.host.errors import RunError
+from apex_jax.links.connection import LinkEnd
 from apex_jax.links.experience_client import ExperienceClient
 from apex_jax.links.sampling_client import SamplingClient
 from apex_jax.links.weights_client import WeightsClient
@@ -88,17 +89,17 @@ class Endless:
 CLIENTS: dict[str, tuple[Any, Callable[[zmq.Context, str], Any]]] = {
     "learner": (
         Credit(0),
-        lambda context, address: SamplingClient(context, address, SPEC, sampling_link.hello_of(), 6, 2, 0.4),
+        lambda context, address: SamplingClient(LinkEnd(context, address), SPEC, sampling_link.hello_of(), 6, 2, 0.4),
     ),
     "actor": (
         SegmentAck(0),
         lambda context, address: ExperienceClient(
-            context, address, SPEC, ActorHello(1, CONFIG.compatibility_key, 4), 2
+            LinkEnd(context, address), SPEC, ActorHello(1, CONFIG.compatibility_key, 4), 2
         ),
     ),
     "client of weights": (
         WeightsOffer(1, 0, False),
-        lambda context, address: WeightsClient(context, address, PARAMS, COMPATIBILITY_KEY),
+        lambda context, address: WeightsClient(LinkEnd(context, address), PARAMS, COMPATIBILITY_KEY),
     ),
 }
 

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import zmq
 
+from apex_jax.links.connection import LinkEnd
 from apex_jax.links.sampling_client import SEGMENTS_WINDOW, Batches, SamplingClient
 from apex_jax.run.metric_files import read_metrics
 from apex_jax.segment_codec import value_limits
@@ -167,7 +168,7 @@ def test_fault_39_segments_without_pixels_are_excluded_after_the_learners_report
     assert (served.server.replay.buffer.sample(1, 4, 0.0).indices // SPEC.slots == 1).all()
     hello = LearnerHello(5, served.config.compatibility_key, 0, batches_at_once=1, batch_size=4)
     address, capacity = served.config.addresses.sampling, served.server.replay.buffer.capacity_segments
-    stream = SamplingClient(served.context, address, SPEC, hello, capacity, 1, 0.4)
+    stream = SamplingClient(LinkEnd(served.context, address), SPEC, hello, capacity, 1, 0.4)
     try:
         shares = [damaged_share(served, stream) for _ in range(10)]
     finally:

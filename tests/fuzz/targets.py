@@ -14,6 +14,7 @@ import jax
 import zmq
 
 from apex_jax.config import AddressConfig, Config, ReplayConfig
+from apex_jax.links.connection import LinkEnd
 from apex_jax.links.weights_client import WeightsClient
 from apex_jax.links.weights_server import WeightsServer
 from apex_jax.segment_codec import encode_segment
@@ -226,7 +227,9 @@ class WeightsTarget:
         self._params = {"kernel": jax.numpy.zeros((4, 2))}
         self._hello = WeightsHello(CONFIG.compatibility_key, architecture_of(self._params))
         architecture = self._hello.architecture
-        self._server = WeightsServer(self._context, self._address, 1, 0, CONFIG.compatibility_key, architecture)
+        self._server = WeightsServer(
+            LinkEnd(self._context, self._address), 1, 0, CONFIG.compatibility_key, architecture
+        )
         self._strangers = Strangers(self._context, self._address)
         self._sent = 0
 
@@ -241,7 +244,7 @@ class WeightsTarget:
             self._server.publish(self._params, updates=1, environment_steps=1)
 
     def serve_good(self) -> None:
-        client = WeightsClient(self._context, self._address, self._params, CONFIG.compatibility_key)
+        client = WeightsClient(LinkEnd(self._context, self._address), self._params, CONFIG.compatibility_key)
         self._server.publish(self._params, updates=1, environment_steps=1)
         weights = client.fetch_after(None, GOOD_SECONDS)
         client.close()

@@ -9,6 +9,7 @@ from functools import partial
 import pytest
 
 from apex_jax.links import connection
+from apex_jax.links.connection import LinkEnd
 from apex_jax.links.experience_server import ExperienceServer
 from apex_jax.replay.rate_limiter import RateLimiter
 from apex_jax.segment_codec import decode_frames, encode_segment
@@ -79,7 +80,9 @@ class Link(Ends):
         overflow: str = "wait",
     ) -> CountingStream:
         hello = ActorHello(peer_id, compatibility_key, num_environments=4)
-        self.clients.append(stream := CountingStream(self.context, self.address, SPEC, hello, queue_size, overflow))
+        self.clients.append(
+            stream := CountingStream(LinkEnd(self.context, self.address), SPEC, hello, queue_size, overflow)
+        )
         return stream
 
     def peer(self, server: Server, peer_id: int | None = None) -> Peer:

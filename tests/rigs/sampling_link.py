@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import zmq
 
+from apex_jax.links.connection import LinkEnd
 from apex_jax.links.sampling_client import Received, SamplingClient, Segments
 from apex_jax.links.sampling_server import SamplingServer
 from apex_jax.replay.rate_limiter import RateLimiter
@@ -130,7 +131,7 @@ class Link(Ends):
         return server
 
     def stream(self, hello: LearnerHello | None = None, draws: int = 2) -> SamplingClient:
-        stream = SamplingClient(self.context, self.address, SPEC, hello or hello_of(), CAPACITY, draws, BETA)
+        stream = SamplingClient(LinkEnd(self.context, self.address), SPEC, hello or hello_of(), CAPACITY, draws, BETA)
         self.clients.append(stream)
         return stream
 

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import zmq
 
+from apex_jax.links.connection import LinkEnd
 from apex_jax.links.weights_client import Weights, WeightsClient
 from apex_jax.links.weights_server import WeightsServer
 from apex_jax.run.identity import RunIdentity
@@ -96,13 +97,15 @@ class Link(Ends):
     ) -> WeightsServer:
         architecture = architecture_of(params)
         key = COMPATIBILITY_KEY
-        server = WeightsServer(self.context, self.address, peer_id, first_version, key, architecture, run)
+        end = LinkEnd(self.context, self.address, run)
+        server = WeightsServer(end, peer_id, first_version, key, architecture)
         self.clients.append(server)
         return server
 
-    def client(self, like_params: Any = PARAMS, run: RunIdentity | None = None, **options: Any) -> WeightsClient:
-        options = {"compatibility_key": COMPATIBILITY_KEY, "run": run} | options
-        client = WeightsClient(self.context, self.address, like_params, **options)
+    def client(
+        self, like_params: Any = PARAMS, run: RunIdentity | None = None, compatibility_key: str = COMPATIBILITY_KEY
+    ) -> WeightsClient:
+        client = WeightsClient(LinkEnd(self.context, self.address, run), like_params, compatibility_key)
         self.clients.append(client)
         return client
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from apex_jax.links.connection import LinkEnd
 from apex_jax.links.experience_client import ExperienceClient
 from apex_jax.links.sampling_client import Received, SamplingClient, Segments
 from apex_jax.links.weights_client import Weights, WeightsClient
@@ -82,15 +83,9 @@ class LearnerProcess(Process):
         self.peer_id = fleet.peer_id()
         self.updates, first_version = fleet.checkpoint
         self.identity = RunIdentity(self.fleet.directory_of(self.name))
-        self.weights = WeightsServer(
-            self.context,
-            fleet.address("weights"),
-            self.peer_id,
-            first_version,
-            fleet.config.weights_compatibility_key,
-            architecture_of(PARAMS),
-            self.identity,
-        )
+        end = LinkEnd(self.context, fleet.address("weights"), self.identity)
+        key = fleet.config.weights_compatibility_key
+        self.weights = WeightsServer(end, self.peer_id, first_version, key, architecture_of(PARAMS))
         hello = LearnerHello(
             self.peer_id,
             fleet.config.compatibility_key,
@@ -100,16 +95,8 @@ class LearnerProcess(Process):
             self.identity.name or f"{clock.rng.getrandbits(64):016x}",
             not self.identity.name,
         )
-        self.replay = SamplingClient(
-            self.context,
-            fleet.address("sampling"),
-            SPEC,
-            hello,
-            fleet.capacity_segments,
-            4,
-            0.4,
-            run=self.identity,
-        )
+        end = LinkEnd(self.context, fleet.address("sampling"), self.identity)
+        self.replay = SamplingClient(end, SPEC, hello, fleet.capacity_segments, 4, 0.4)
         self.store = np.full(fleet.capacity_segments, -1, np.int64)
         self.in_flight: deque[tuple[Received, np.ndarray, float]] = deque()
         self._next_publish = self._next_save = clock.now
@@ -171,13 +158,8 @@ class WeightsUser(Process):
     def connect_weights(self) -> None:
         self.identity = RunIdentity(self.fleet.directory_of(self.name))
         self.in_use: Weights | None = None
-        self.weights = WeightsClient(
-            self.context,
-            self.fleet.address("weights"),
-            PARAMS,
-            self.fleet.config.weights_compatibility_key,
-            run=self.identity,
-        )
+        end = LinkEnd(self.context, self.fleet.address("weights"), self.identity)
+        self.weights = WeightsClient(end, PARAMS, self.fleet.config.weights_compatibility_key)
 
     def fetch(self) -> None:
         newer = self.weights.fetch_after(self.in_use)
@@ -214,15 +196,9 @@ class ActorProcess(WeightsUser):
         self.connect_weights()
         self.peer_id = self.fleet.peer_id()
         self.steps = 0
-        self.stream = ExperienceClient(
-            self.context,
-            self.fleet.address("experience"),
-            SPEC,
-            ActorHello(self.peer_id, self.fleet.config.compatibility_key, self.fleet.environments),
-            4,
-            self.fleet.overflow,
-            run=self.identity,
-        )
+        end = LinkEnd(self.context, self.fleet.address("experience"), self.identity)
+        hello = ActorHello(self.peer_id, self.fleet.config.compatibility_key, self.fleet.environments)
+        self.stream = ExperienceClient(end, SPEC, hello, 4, self.fleet.overflow)
         self.fleet.oracle.on_actor(self.peer_id, self.stream)
         self.stream_task: Task = self.stream._thread.task  # type: ignore[attr-defined]
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from apex_jax.host.errors import RunError
 from apex_jax.links import connection
-from apex_jax.links.connection import Connection, Patience
+from apex_jax.links.connection import Connection, LinkEnd, Patience
 from apex_jax.run.identity import RunIdentity
 from apex_jax.transport.messages import Refusal, Rejoin
 
@@ -64,11 +64,14 @@ class FalseLink:
 class Client:
     """A connection over a false link, and the loop of its client, at times that a test sets."""
 
-    def __init__(self, patience: Patience = PATIENCE, run: RunIdentity | None = None) -> None:
+    def __init__(
+        self, patience: Patience = PATIENCE, run: RunIdentity | None = None, away_limit_seconds: float = 0.0
+    ) -> None:
         self.link = FalseLink()
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(connection, "ClientMonitor", lambda: self.link)
-            self.connection = Connection("replay server", "tcp://fleet:5550", run, patience)
+            end = LinkEnd(None, "tcp://fleet:5550", run, away_limit_seconds)  # type: ignore[arg-type]
+            self.connection = Connection("replay server", end, patience)
         self.connection._socket = self.link  # type: ignore[assignment]
 
     def turn(self, seconds: float = TICK_SECONDS, *messages: Any) -> list[Any]:
@@ -164,7 +167,7 @@ def test_pause_of_the_client_does_not_count_as_silence_of_the_server() -> None:
 
 @pytest.mark.parametrize("was_joined", [False, True])
 def test_unreachable_server_ends_the_client_after_the_limit(was_joined: bool) -> None:
-    client = Client(PATIENCE._replace(away_limit=60.0))
+    client = Client(away_limit_seconds=60.0)
     if was_joined:
         client.joined()
     client.link.is_connected = False
@@ -204,7 +207,7 @@ def test_server_of_another_run_ends_the_client() -> None:
 
 
 def test_loss_of_a_server_that_may_end_is_not_logged_counted_or_limited(caplog: pytest.LogCaptureFixture) -> None:
-    client = Client(PATIENCE._replace(away_limit=1.0)).joined()
+    client = Client(away_limit_seconds=1.0).joined()
     client.connection.server_may_end = True
     client.link.is_connected = False
     client.turns(4.0)

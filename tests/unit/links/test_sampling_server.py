@@ -10,6 +10,7 @@ import zmq
 
 from apex_jax.host.errors import RunError
 from apex_jax.links import sampling_client, sampling_server
+from apex_jax.links.connection import LinkEnd
 from apex_jax.links.sampling_client import Batches, Received, SamplingClient, Segments
 from apex_jax.segment_codec import encode_segment
 from apex_jax.transport import sockets
@@ -336,7 +337,7 @@ def test_a_replay_of_another_capacity_ends_the_learner(sampling: Link) -> None:
 @pytest.mark.parametrize("is_served", [True, False])
 def test_close_ends_the_thread_and_releases_the_context(sampling: Link, is_served: bool) -> None:
     context = zmq.Context()
-    stream = SamplingClient(context, sampling.address, SPEC, hello_of(), CAPACITY, 2, BETA)
+    stream = SamplingClient(LinkEnd(context, sampling.address), SPEC, hello_of(), CAPACITY, 2, BETA)
     if is_served:
         server = sampling.server()
         server.insert(1)

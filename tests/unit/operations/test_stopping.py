@@ -25,9 +25,9 @@ threading.Event().wait(120)
 SUPERVISOR = """
 import sys
 from apex_jax import process
-from apex_jax.workers import local, role_process
+from apex_jax.workers import local
 process.SAME_PRESS_SECONDS = process.SAME_REQUEST_SECONDS = 0.0
-role_process.COMMAND = [sys.executable, {main!r}]
+local.COMMAND = [sys.executable, {main!r}]
 """
 
 
