@@ -75,7 +75,7 @@ BUDGETS = {
         "host": 358,
     },
     "tests": {
-        "unit": 12_851,
+        "unit": 12_799,
         "rigs": 2_596,
         "system": 2_550,
         "faults": 1_625,

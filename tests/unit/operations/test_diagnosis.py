@@ -98,13 +98,6 @@ def test_healthy_run_has_no_warning(config: Config, state: Any) -> None:
     assert warnings_of(values, config, *rest) == ()
 
 
-def test_fix_does_not_name_what_is_set_already() -> None:
-    [warning] = warnings_of({"losses/q_values": 200.0}, CONFIG.replace(algorithm=AlgorithmConfig(loss="huber")))
-    assert "huber" not in warning
-    [warning] = warnings_of({"learner/wait_seconds_share": 0.9}, FREE)
-    assert "samples_per_insert" not in warning
-
-
 def test_waiting_is_reported_only_if_it_lasts() -> None:
     diagnosis, waits = Diagnosis(CONFIG), WELL | {"learner/wait_seconds_share": 0.9}
     assert diagnosis.warnings(0.0, waits, True, 0.0) == ()

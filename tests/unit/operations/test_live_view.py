@@ -9,8 +9,8 @@ import pytest
 from rich.cells import cell_len
 from rich.text import Text
 
-from apex_jax.config import EnvironmentConfig, EvaluatorConfig
-from apex_jax.operations.live_view import LiveView, final_summary, introduction
+from apex_jax.config import EnvironmentConfig
+from apex_jax.operations.live_view import LiveView, final_summary
 from tests.rigs.live_views import START, Clock, config, progress
 
 ROLES = dict.fromkeys(("replay", "learner", "actor-0", "actor-1", "evaluator"), "running")
@@ -85,13 +85,6 @@ def test_every_number_is_shown_in_a_line_and_in_a_panel_within_80_columns(termin
     assert "3.00 GiB" in "\n".join(panel)
 
 
-def test_filling_replay_and_unknown_returns_are_shown() -> None:
-    unknown = {"training_return": None, "latest_evaluation": None, "best_evaluation": None}
-    line = line_of(phase="filling the replay", replay_size=250, seconds_left=None, **unknown)
-    for part in ("filling the replay", "250 of the 1,000", "(25%)", "return none yet", "evaluation none yet"):
-        assert part in line
-
-
 def test_names_with_square_brackets_are_shown_as_they_are(terminal: Terminal) -> None:
     panel = panel_of(terminal, task="[bold]odd[/]", roles={"[dim]odd[/]": "running"})
     text = "\n".join(panel)
@@ -125,24 +118,6 @@ def test_terminal_has_its_cursor_back_at_the_end_and_after_an_error(terminal: Te
     assert terminal.getvalue().count("\x1b[?25h") == 2
 
 
-@pytest.mark.parametrize(("limits", "end"), [
-    ({}, "until it is stopped with Ctrl-C."),
-    ({"total_minutes": 1.0}, "after 1 minute."),
-    ({"evaluator": EvaluatorConfig(stop_at_return=475.0), "total_updates": 1000},
-     "after 1,000 updates or an evaluation with a return of 475, whichever comes first."),
-    ({"total_minutes": 0.5, "total_environment_frames": 4_000_000}, "0.5 minutes or 4,000,000 frames"),
-])  # fmt: skip
-def test_introduction_lists_the_roles_and_the_limits_of_the_run(limits: dict[str, object], end: str) -> None:
-    text = introduction(config(**limits))
-    for part in ("Pong-v5", "64 environments", end, "1,000 transitions", "runs/Pong-v5-1"):
-        assert part in text
-
-
-def test_introduction_of_a_resumed_run_says_where_it_goes_on(tmp_path: Path) -> None:
-    (tmp_path / "checkpoints" / "4000").mkdir(parents=True)
-    assert "goes on after 4,000 updates" in introduction(config(run_directory=str(tmp_path)))
-
-
 # The summary of the end -----------------------------------------------------------------------------------------
 
 
@@ -158,24 +133,10 @@ def summary_of(run: Path, *folders: str, screen: bool = True, **changes: object)
 
 def test_summary_lists_results_and_commands_to_look_at_them(tmp_path: Path) -> None:
     run = tmp_path / "my runs"
-    text = summary_of(
-        run,
-        CHECKPOINT,
-        "tensorboard",
-        "metrics",
-        warnings=("no game had the number is_sucess",),
-        reached_limits=("total_updates=9",),
-    )
-    for part in (
-        "1:02:03: 12,345,678 frames and 98,765 updates",
-        "7.25 (79% of human) after 98,000 updates, best 9.5 (86% of human) after 5,000 updates\n",
-        f"'{run}' (checkpoints, metrics)",
-        "Ended:       total_updates=9 is reached\n",
-        "Warning:     no game had the number is_sucess\n",
-        f"-m tensorboard.main --logdir '{run}/tensorboard'",
-        f"python main.py --role evaluator checkpoint='{run}' episodes=100",
-        "Video:       none; the log says why\n",
-    ):
+    ended = ("total_updates=9",)
+    text = summary_of(run, CHECKPOINT, "tensorboard", "metrics", warnings=("a warning",), reached_limits=ended)
+    commands = f"--logdir '{run}/tensorboard'", f"--role evaluator checkpoint='{run}' episodes=100"
+    for part in ("12,345,678", "98,765", "7.25 (79%", "9.5 (86%", *ended, "a warning", *commands):
         assert part in text
     assert "Record:" not in text, "it would fail, too"
     assert "Look at" not in text
@@ -205,12 +166,3 @@ def test_summary_names_only_commands_and_files_that_work(tmp_path: Path) -> None
     blind = summary_of(tmp_path / "blind", CHECKPOINT, screen=False)
     assert "episodes=100" in blind
     assert "video=" not in blind
-
-
-def test_summary_reports_the_film_in_a_simulator_and_how_to_repeat_it(tmp_path: Path) -> None:
-    text = summary_of(tmp_path, CHECKPOINT, screen=False, film="none; it needs pip install x")
-    assert "\nVideo:       none; it needs pip install x\n" in text
-    assert f"python main.py film {tmp_path}" in text
-    stopped = summary_of(tmp_path, screen=False, film="")
-    assert "Video: " not in stopped
-    assert "Record: " in stopped
