@@ -11,13 +11,14 @@ from pathlib import Path
 
 from apex_jax.config import Config
 from apex_jax.host.errors import FatalError, first_line, short_repr
-from apex_jax.host.machine import usable_cores, usable_memory_bytes
+from apex_jax.host.machine import check_threads, usable_cores, usable_memory_bytes
 from apex_jax.host.program import CHECKOUT
 
 CUDA_PLUGINS = ("jax_cuda12_plugin", "jax_cuda13_plugin")
 GPU_FILES = (  # a container may have only the second; the third is that of WSL
     Path("/dev/nvidia0"), Path("/dev/nvidiactl"), Path("/dev/dxg"),
 )  # fmt: skip
+THREADS_OF_A_ROLE = 16  # a guess that is too low: with one core, a role that uses JAX has some 20
 CORES_PER_ACTOR = 5  # on a GPU; an H100 and 16 cores, of which 10 were busy, were faster with 3 actors than with one
 ACTORS_ON_A_GPU = 8  # limit, a guess: each takes hundreds of MB of the GPU's memory, and some of its time
 
@@ -73,7 +74,12 @@ def actor_processes(cores: int, has_gpu: bool) -> tuple[int, str]:
 
 
 def check_device(role: str, config: Config) -> None:
-    """Raises FatalError if JAX cannot use the device of the configuration or of JAX_PLATFORMS."""
+    """Raises FatalError if JAX cannot use the device of the configuration or of JAX_PLATFORMS.
+
+    Raises RuntimeError if the limit of threads is too low for the role, or for all roles of a local run.
+    """
+    roles = 3 + max(1, config.actor.processes) if role == "local" else 1
+    check_threads(THREADS_OF_A_ROLE * roles)
     wanted = _device_of(role, config)
     platforms = os.environ.get("JAX_PLATFORMS", "")  # if the device is "auto", the user has set it
     if wanted != "gpu" and not (wanted == "auto" and platforms):

@@ -76,6 +76,12 @@ def main() -> int:
     except (UsageError, RunError) as error:
         print(f"{error.prefix}{error}", file=sys.stderr)
         return error.exit_code
+    except RuntimeError as error:
+        if str(error) != "can't start new thread":
+            raise
+        limits = "`ulimit -u`, or pids.max of the control group (--pids-limit of a container)"
+        print(f"error: {error}; raise the limit of threads: {limits}", file=sys.stderr)
+        return 1
     except OSError as error:  # such as a full disk or missing permissions
         advice = "; make room, or choose another run_directory" if error.errno in OF_THE_DISK else ""
         print(f"error: {error}{advice}", file=sys.stderr)

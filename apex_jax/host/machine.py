@@ -1,4 +1,4 @@
-"""The cores and memory that this process may use, within the limits of its control groups, and its packages."""
+"""The cores, memory and threads that this process may use, within the limits of its control groups; its packages."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import math
 import operator
 import os
 import re
+import threading
 from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
@@ -33,6 +34,16 @@ def usable_memory_bytes() -> int:
     machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     limits = _read("memory.max")
     return min([machine, *(int(limit) for limit in limits if limit.isdigit())])
+
+
+def check_threads(count: int) -> None:
+    """Raises Python's RuntimeError if this process cannot have `count` more threads now, without which XLA aborts."""
+    checked = threading.Event()
+    try:
+        for _ in range(count):
+            threading.Thread(target=checked.wait, daemon=True).start()
+    finally:
+        checked.set()
 
 
 def _read(name: str) -> Iterator[str]:

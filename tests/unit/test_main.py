@@ -69,6 +69,30 @@ def test_unwritable_file_is_a_one_line_error(programs: Programs, tmp_path: Path)
     assert "choose another run_directory" in error
 
 
+LIMITED = """
+import sys, threading
+started, start = [], threading.Thread.start
+def limited(thread):
+    if len(started) == {limit}:
+        raise RuntimeError("can't start new thread")
+    started.append(thread)
+    start(thread)
+threading.Thread.start = limited
+from apex_jax.main import main
+sys.exit(main())
+"""
+
+
+@pytest.mark.parametrize("limit", [3, 64])  # before anything starts, and later
+def test_limit_of_threads_is_a_one_line_error(limit: int, tmp_path: Path) -> None:
+    command = [sys.executable, "-c", LIMITED.format(limit=limit), *catch(tmp_path / "run")]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 1
+    [error] = [line for line in done.stderr.splitlines() if not line.startswith(("Watch", "starting"))]
+    assert error.startswith("error: ")
+    assert all(word in error for word in ("thread", "`ulimit -u`", "pids.max"))
+
+
 def test_signal_amid_a_wait_asks_a_worker_to_stop() -> None:
     lines = "stop._event._cond.acquire(); os.kill(os.getpid(), signal.SIGINT); sys.exit(stop.exit_code)"
     program = f"import os, signal, sys, apex_jax.process as p; stop = p.StopSignal(); stop.install(); {lines}"
