@@ -5,11 +5,13 @@ from __future__ import annotations
 import re
 from typing import Any
 
+import gymnasium
 import numpy as np
 import pytest
 from gymnasium import spaces
 
-from apex_jax.environments.environment import describe
+from apex_jax.environments import gymnasium_tasks
+from apex_jax.environments.environment import describe, log_reading
 from apex_jax.environments.gymnasium_tasks import make
 from apex_jax.environments.images import caution, image_spec, picture, reading
 from apex_jax.host.errors import UsageError
@@ -151,11 +153,19 @@ def test_anything_else_is_no_picture(rendered: Any) -> None:
     assert picture(rendered) is None
 
 
-def test_image_beside_numbers_is_named_with_how_to_keep_it_alone() -> None:
-    numbers = spaces.Box(-1, 1, (3,))
-    nested = spaces.Dict(numbers=numbers, seen=spaces.Dict(table=spaces.Box(0, 255, (8, 8), np.uint8), pixels=COLOR))
-    line = caution("gymnasium:x:Y", nested)
-    assert "its part pixels, Box(0, 255, (64, 48, 3), uint8), is read as 9,216 numbers, not as an image" in line
-    assert "lambda x: x['seen']['pixels'], env.observation_space['seen']['pixels'])" in line
-    for space in (COLOR, numbers, spaces.Dict(numbers=numbers, table=spaces.Box(0, 255, (8, 8), np.uint8))):
+def test_image_beside_numbers_is_named_in_a_warning_with_the_wrapper_that_keeps_it_alone(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    numbers, table = spaces.Box(-1, 1, (3,)), spaces.Box(0, 255, (8, 8), np.uint8)
+    nested = spaces.Dict(numbers=numbers, seen=spaces.Dict(table=table, pixels=COLOR))
+    monkeypatch.setattr(environments.Observes, "space", nested)
+    monkeypatch.setattr(environments.Observes, "value", nested.sample())
+    log_reading(gymnasium_tasks.describe(config(f"{OWN}Observes")))  # in this process
+    [warning] = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert all(word in warning for word in (f"{OWN}Observes", "pixels", "9,216"))
+    env = environments.Observes()
+    alone = eval(warning[warning.index("gymnasium.wrappers.") :], {"gymnasium": gymnasium, "env": env})
+    assert alone.observation_space == COLOR
+    np.testing.assert_array_equal(alone.reset()[0], env.value["seen"]["pixels"])
+    for space in (COLOR, numbers, spaces.Dict(numbers=numbers, table=table)):
         assert caution("gymnasium:x:Y", space) == ""
