@@ -91,6 +91,30 @@ def test_status_hands_options_on_and_names_a_host_that_ssh_cannot_reach(tmp_path
     assert '"ipc://' in said, "a JSON object by address"
 
 
+FAKE_SSH = """#!/bin/bash
+[ "$1" = -G ] && echo "hostname $2" && exit
+host=$2; cd {folder}; echo >> "$host.tries"; touch "$host.open"; ls | grep -c 'open$' >> counts
+sleep 0.3; rm "$host.open"
+[ "$(wc -l < "$host.tries")" -gt {failures} ] && echo stopped || exit {code}
+"""
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize(("code", "failures", "tries", "exit_code"), [(255, 2, 3, 0), (255, 3, 3, 1), (1, 1, 1, 1)])
+def test_connection_that_failed_is_tried_three_times_and_eight_are_open_at_most(
+    tmp_path: Path, code: int, failures: int, tries: int, exit_code: int
+) -> None:
+    (tmp_path / "ssh").write_text(FAKE_SSH.format(folder=tmp_path, failures=failures, code=code))
+    (tmp_path / "ssh").chmod(0o755)
+    roles = {"host-0": "[replay, learner]"} | {f"host-{i}": "[actor]" for i in range(1, 12)}
+    (tmp_path / "lab.yaml").write_text("hosts:\n" + "".join(f"  {name}: {its}\n" for name, its in roles.items()))
+    ended, said = fleet(tmp_path / "lab.yaml", "stop")
+    assert ended == exit_code, said
+    assert all(f"{host}: {f'error: exit code {code}' if exit_code else 'stopped'}\n" in said for host in roles)
+    assert {len((tmp_path / f"{host}.tries").read_text().splitlines()) for host in roles} == {tries}
+    assert max(map(int, (tmp_path / "counts").read_text().split())) <= 8
+
+
 @pytest.fixture
 def lab(tmp_path: Path) -> Iterator[dict[str, Box]]:
     if os.geteuid() != 0:
