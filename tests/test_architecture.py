@@ -81,7 +81,6 @@ BUDGETS = {
         "faults": 1_625,
         "simulation": 1_441,
         "fuzz": 887,
-        "chaos": 470,
         ".": 225,
     },
 }

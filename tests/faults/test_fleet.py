@@ -13,8 +13,6 @@ import pytest
 from apex_jax.config.load import load
 from apex_jax.run.metric_files import read_metrics
 from apex_jax.workers.learner import CALLS_IN_FLIGHT
-from tests.chaos.ledger import ledger_violations, newest_ledger, read_books
-from tests.chaos.watch import Life
 from tests.rigs.fleet import (
     FORGOTTEN_SECONDS,
     Fleet,
@@ -22,7 +20,9 @@ from tests.rigs.fleet import (
     begins,
     goes_on,
     lasts,
+    ledger_violations,
     losses_said,
+    newest_ledger,
     next_values,
 )
 from tests.rigs.processes import ROOT, Programs, values, wait_until
@@ -78,11 +78,7 @@ def leave_in_order(fleet: Fleet, *actors: str) -> list[str]:
     wait_until(lambda: fleet.actors() == 0)
     for name in ("replay", "learner"):
         assert fleet.end(name, by=signal.SIGTERM) == 128 + signal.SIGTERM
-    metrics = fleet.directory / "metrics"
-    lives = [Life(name, 1, fleet.running[name], metrics=metrics / f"{name}.jsonl") for name in actors]
-    books = read_books(fleet.directory, lives)
-    assert len(books.steps) == len(actors)
-    return ledger_violations(books)
+    return ledger_violations(fleet.directory, {name: fleet.running[name] for name in actors})
 
 
 # Slow peers -------------------------------------------------------------------------------------------------------

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import threading
+from collections.abc import Mapping
 from pathlib import Path
 
+from apex_jax.config.load import load
+from apex_jax.environments.environment import describe
+from apex_jax.process import digest_of_peer_id
+from apex_jax.replay.header import Header
+from apex_jax.replay.snapshots import Snapshots
 from apex_jax.run.metric_files import read_metrics
 from apex_jax.types import PEER_TIMEOUT_SECONDS
 from tests.rigs.ports import free_port
 from tests.rigs.processes import (
     PATIENCE_SECONDS,
+    ROOT,
     Program,
     Programs,
     catch,
@@ -20,6 +28,7 @@ from tests.rigs.processes import (
 )
 from tests.rigs.proxy import Proxy
 
+PROCESS = re.compile(r"acting in .* \(process ([0-9a-f]{16})\)")  # the digest of an actor's peer id, in its log
 ENDLESS = "total_updates=100000000"
 START_SECONDS = 150.0  # until something is learned, on such a machine and with nothing compiled
 BUSY_SECONDS = 5.0  # that everything may take longer than it should, on such a machine
@@ -160,3 +169,32 @@ def losses_said(fleet: Fleet) -> int:
     """
     said = fleet.running["learner"].stderr
     return said.count(": looking for it") + said.count("no longer knows this process")
+
+
+def newest_ledger(directory: Path) -> dict[str, float]:
+    """Returns the newest ledger in the metrics of the replay server, by name."""
+    line = read_metrics(directory / "metrics" / "replay.jsonl")[-1]
+    return {tag.removeprefix("ledger/"): value for tag, value in line.items() if tag.startswith("ledger/")}
+
+
+def ledger_violations(directory: Path, actors: Mapping[str, Program]) -> list[str]:
+    """Returns where the ledger of an ended fleet differs from what the rate limiter and these actors counted.
+
+    `actors`: that ended regularly, before the replay server, by name.
+    """
+    config = load(ROOT / "configs" / "catch.yaml")
+    header = Header(directory / "replay", config.compatibility_key, describe(config).spec)
+    saved = Snapshots(directory / "replay", header).read_newest()
+    assert saved is not None, "the replay server has left no snapshot"
+    ledger, lines = newest_ledger(directory), []
+    if ledger["produced"] < sum(ledger.values()) - ledger["produced"]:
+        lines.append(f"the ledger has more outcomes than transitions: {ledger}")
+    if ledger["stored"] != saved.limiter["inserted"]:
+        lines.append(f"the ledger has {ledger['stored']:g} transitions stored, the replay {saved.limiter['inserted']}")
+    produced = {int(digest_of_peer_id(peer_id), 16): number for peer_id, _, number in saved.ledger.actors().tolist()}
+    for name, program in actors.items():
+        [process] = PROCESS.findall(program.stderr)
+        steps = read_metrics(directory / "metrics" / f"{name}.jsonl")[-1]["actor/environment_steps"]
+        if produced.get(int(process, 16), 0) != steps:  # each step is one transition
+            lines.append(f"{name} made {steps} transitions, the ledger has {produced.get(int(process, 16), 0)}")
+    return lines

@@ -54,3 +54,14 @@ def test_benchmark_of_a_gpu_runs_in_small_on_a_cpu() -> None:
     assert figures["update"]["humanoid"]["bfloat16"]["updates/s"] > 0
     assert figures["frame store"]["GB of a million transitions"] == pytest.approx(8.08, abs=0.01)
     assert figures["whole"]["1 actor processes"]["updates/s"] > 0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_fault_38_a_minute_of_chaos_violates_no_invariant() -> None:
+    command = [sys.executable, "-m", "benchmarks.chaos", "--minutes", "1", "--seed", "1"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=580)
+    assert done.returncode == 0, done.stdout + done.stderr
+    figures = json.loads(done.stdout.splitlines()[-1])["figures"]
+    assert sum(figures["faults"].values()) >= 2
+    assert figures["violations"] == []

@@ -1,1 +1,0 @@
-"""A fleet in which something breaks again and again: python -m tests.chaos."""
