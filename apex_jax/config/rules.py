@@ -71,13 +71,9 @@ def _size_rules(config: Config) -> Iterator[Rule]:
         learner.largest_sample <= 2**22,
         f"with learner.updates_per_call, {learner.largest_sample} a draw, must be at most {2**22}",
     )
-    skip = environment.frame_skip
     total, first = config.total_environment_frames, replay.min_size_to_sample * environment.frame_skip
     least = f"must be 0, or at least {first}: that many are acted before learning starts (replay.min_size_to_sample)"
     yield "total_environment_frames", total == 0 or total >= first, least
-    least = f"must be at least environment.frame_skip={skip}, the frames of one step"
-    yield "environment.max_episode_frames", environment.max_episode_frames >= skip, least
-    yield "evaluator.max_episode_frames", config.evaluator.max_episode_frames >= skip, least
 
 
 def _network_rules(config: Config) -> Iterator[Rule]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import zlib
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ import zmq
 from apex_jax.links.connection import LinkEnd
 from apex_jax.links.sampling_client import SEGMENTS_WINDOW, Batches, SamplingClient
 from apex_jax.run.metric_files import read_metrics
+from apex_jax.run.metrics import resident_memory_bytes
 from apex_jax.segment_codec import value_limits
 from apex_jax.transport import sockets, wire
 from apex_jax.transport.messages import (
@@ -32,6 +34,7 @@ from apex_jax.transport.messages import (
 )
 from apex_jax.types import MAX_COUNT, MAX_ENVIRONMENT_STEPS, SegmentRecord
 from tests.fuzz.targets import fuzz_config
+from tests.fuzz.tcp import frame, open_behind_the_handshake
 from tests.rigs.links import CONFIG, SPEC, TRANSITIONS, highest, waiting_in
 from tests.rigs.served import BODY, Served, segment, stores_for
 
@@ -232,6 +235,22 @@ def test_fault_26_largest_sequence_numbers_do_not_damage_the_journal(served: Ser
     assert served.server.replay.ledger.totals()["stored"] == 2 * TRANSITIONS
 
 
+@pytest.mark.parametrize("announced_bytes", [2**20, 2**31])  # a segment of this run has some 200 bytes
+@pytest.mark.parametrize("link", ["experience", "sampling"])
+def test_fault_28_message_that_no_peer_of_the_run_would_send_is_refused_before_it_arrives(
+    served: Served, link: str, announced_bytes: int
+) -> None:
+    port = int(getattr(served.config.addresses, link).rpartition(":")[2])
+    before = resident_memory_bytes()
+    for _ in range(20):
+        with open_behind_the_handshake(port, b"") as stranger, contextlib.suppress(ConnectionError):
+            stranger.sendall(frame(bytes(1000), announced_bytes=announced_bytes))
+            while stranger.recv(4096):  # until the server closes the connection
+                pass
+    assert resident_memory_bytes() - before < 2**25
+    stores_for(served, served.actor(1), 1, 1)
+
+
 # Memory that somebody else fills ----------------------------------------------------------------------------------
 
 
@@ -258,9 +277,6 @@ def test_fault_26_endless_credit_does_not_cause_endless_work(served: Served) -> 
     assert peer is not None
     assert SEGMENTS_WINDOW <= peer.segments_credit <= 2**13
     assert peer.draws_credit <= 2**13
-
-
-# Turns that never end ---------------------------------------------------------------------------------------------
 
 
 # Values that are well formed and wrong ----------------------------------------------------------------------------

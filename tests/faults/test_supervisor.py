@@ -178,3 +178,4 @@ def test_fault_36_impossible_start_fails_with_one_line(
     [line] = program.stderr.splitlines()
     assert line.startswith("error: ")
     assert words in line
+    assert code == 1 or not (tmp_path / "run").exists()

@@ -50,18 +50,6 @@ def keys_of(role: str) -> set[str]:
 # Dockerfile and .dockerignore ------------------------------------------------------------------------------------
 
 
-def test_program_itself_receives_the_arguments_and_the_signals_of_the_container() -> None:
-    assert entrypoint() == ["apex-jax"]
-    assert texts_of("CMD") == texts_of("STOPSIGNAL") == []  # no argument trains the default; SIGTERM stops
-
-
-def test_runs_and_compiled_programs_are_in_the_volume() -> None:
-    assert texts_of("VOLUME") == ["/runs"]
-    working_directory = texts_of("WORKDIR")[-1]
-    assert os.path.join(working_directory, parse(()).config.directory).startswith("/runs/")
-    assert texts_of("ENV") == ["HOME=/runs"]
-
-
 def test_image_has_every_file_that_the_package_is_made_of_and_no_other() -> None:
     paths = [path for path in (ROOT / "apex_jax").rglob("*") if path.suffix in (".py", ".html")]
     package = [str(path.relative_to(ROOT)) for path in (*paths, *(ROOT / "configs").glob("*.yaml"))]
@@ -139,11 +127,6 @@ def test_service_mounts_the_keys_of_its_role_only_and_cannot_write_them(role: st
     assert f"/keys/{role}" in " ".join(texts_of("RUN"))  # whose owner the volume gets
 
 
-def test_actors_have_run_directories_of_their_own_and_the_others_share_one() -> None:
-    folders = {role: volumes(SERVICES[role]).get("/runs") for role in ROLES}
-    assert folders == {"replay": "runs", "learner": "runs", "actor": None, "evaluator": "runs"}
-
-
 def test_services_have_time_to_save_and_are_restarted_unless_the_run_is_over() -> None:
     for role in ROLES:
         grace = SERVICES[role]["stop_grace_period"]
@@ -159,16 +142,6 @@ def test_health_is_the_status_of_the_process_which_stays_in_the_container(role: 
     assert SERVICES[role]["healthcheck"]["test"] == ["CMD", f"{FOLDER}/deploy/healthy", address]
     assert is_loopback(address)
     assert all("ports" not in service for service in SERVICES.values())
-
-
-def test_learner_on_a_gpu_differs_in_image_and_device_only() -> None:
-    (service,) = services("compose.gpu.yaml").items()
-    name, learner = service
-    assert name == "learner"
-    assert set(learner) == {"image", "build", "deploy"}
-    assert learner["build"] == {"context": SERVICES["learner"]["build"], "args": {"EXTRA": "gpu"}}
-    (device,) = learner["deploy"]["resources"]["reservations"]["devices"]
-    assert device["capabilities"] == ["gpu"]
 
 
 # The services as processes ---------------------------------------------------------------------------------------

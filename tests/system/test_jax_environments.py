@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -36,13 +35,3 @@ def test_environment_of_gymnax_is_trained_evaluated_and_loaded(arguments: tuple[
         assert policy(np.zeros((10, 10, 4), np.float32)) in (0, 1, 2)
     else:
         assert policy(np.zeros(3 if "pendulum" in arguments else 2)) is not None
-
-
-@pytest.mark.parametrize("task", ["gymnax:Braekout-MinAtar", "gymnax:CartPole-v1"])
-@pytest.mark.long
-def test_unknown_name_or_parameter_is_a_usage_error_of_one_line(task: str, tmp_path: Path) -> None:
-    settings = (f"environment.task={task}", "environment.settings={no_such: 1}")
-    command = [sys.executable, str(ROOT / "main.py"), "--config", "cartpole", *settings]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 2
-    assert re.fullmatch(rf"error: environment.task={task}: .*; see gymnax.registered_envs\n", done.stderr), done.stderr

@@ -80,9 +80,3 @@ def test_what_is_no_number_ends_the_run_with_its_name(tmp_path: Path) -> None:
     settings = {**SMALL, "environment": environment, "metrics": {"info": ["level"]}}
     with pytest.raises(apex_jax.host.errors.RunError, match="level is high, not one number"):
         apex_jax.train("cartpole", run_directory=str(tmp_path / "run"), progress=False, **settings)
-
-
-@pytest.mark.parametrize("names", ["[level, level]", "['a b']", str([f"n{i}" for i in range(17)])])
-def test_names_are_checked(names: str) -> None:
-    with pytest.raises(apex_jax.host.errors.UsageError, match=r"metrics\.info=.*: must be at most 16 names"):
-        apex_jax.config.load.load(None, [f"metrics.info={names}"])

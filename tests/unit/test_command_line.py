@@ -198,13 +198,18 @@ def test_device_libraries_are_not_imported_before_the_device_is_chosen() -> None
          ["network.strides=[3, 2, 1]", "larger than its kernel", "network.unseen_pixels=true"]),
         ("total_environment_frames=1000 environment.frame_skip=4 replay.min_size_to_sample=500",
          ["total_environment_frames=1000", "at least 2000", "replay.min_size_to_sample"]),
+        ("--config catch run_directory=~/runs/x", ["run_directory=~/runs/x", "in place of ~"]),
+        ("--config paper network.channels=[32,64]", ["network.channels=[32, 64]", "network.kernel_sizes=[8, 4, 3]"]),
+        *(([f"metrics.info={names}"], ["metrics.info=", "at most 16 names"])
+          for names in ("[level,level]", "['a b']", str([f"n{i}" for i in range(17)]))),
         # addresses
         *((f"addresses.weights={bad}", [f"addresses.weights={bad}", "tcp://"])
           for bad in ("127.0.0.1:1", "udp://127.0.0.1:1", "tcp://:5")),
         *((f"addresses.weights=tcp://{bad}", ["1 to 65535"]) for bad in ("127.0.0.1", "h:0", "h:65536", "h:x")),
         *((f"addresses.weights=ipc://{bad}", ["107 bytes"]) for bad in ("", "x" * 108)),
         *((f"addresses.weights=ipc://{bad}", ["the path of a file"]) for bad in ("@x", "*")),
-        ("addresses.weights=tcp://127.0.0.1:5550", ["used twice"]),
+        *((f"addresses.{link}=tcp://127.0.0.1:5550", ["used twice"]) for link in ("weights", "status")),
+        ("addresses.status=http://127.0.0.1:80", ["addresses.status=http://127.0.0.1:80"]),
         *((f"storage.url={url}", ["s3://bucket/prefix"]) for url in ("memory://x", "gs://bucket/x", "s3://", "/")),
     ],
 )  # fmt: skip

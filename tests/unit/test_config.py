@@ -14,11 +14,8 @@ from apex_jax.config import (
     EnvironmentConfig,
     LearnerConfig,
 )
-from apex_jax.config.keys import AddressConfig
 from apex_jax.config.load import SETTINGS, Setting, load
-from apex_jax.config.rules import check
 from apex_jax.host.errors import UsageError
-from apex_jax.host.program import CONFIGS
 
 
 @pytest.mark.parametrize("setting", SETTINGS.values(), ids=SETTINGS)
@@ -96,31 +93,12 @@ def test_by_default_a_run_stays_on_its_machine() -> None:
 # Keys that must fit each other ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("file", "settings", "parts"), [
-    ("catch.yaml", ["run_directory=~/runs/x"], ["run_directory=~/runs/x", "in place of ~"]),
-    ("paper.yaml", ["network.channels=[32,64]"],
-     ["network.channels=[32, 64]", "network.kernel_sizes=[8, 4, 3]", "network.strides=[4, 2, 1]"]),
-])  # fmt: skip
-def test_setting_that_does_not_fit_the_others_is_refused_with_their_values(
-    file: str, settings: list[str], parts: list[str]
-) -> None:
-    with pytest.raises(UsageError) as caught:
-        load(CONFIGS / file, settings)
-    assert [part for part in parts if part not in str(caught.value)] == []
-
-
 def test_items_fill_all_but_one_slot_of_a_segment_whatever_the_game_stacks() -> None:
     settings = ["replay.columns=x:int8", "replay.capacity_transitions=180", "actor.segment_slots=64"]
     load(None, [*settings, "replay.min_size_to_sample=126"])
     with pytest.raises(UsageError, match="min_size_to_sample=127: must be at most 126"):
         load(None, [*settings, "replay.min_size_to_sample=127"])
     load(None, [*settings, "replay.min_size_to_sample=1", "environment.frame_size=204", "actor.segment_slots=180"])
-
-
-@pytest.mark.parametrize("address", ["http://127.0.0.1:80", "tcp://127.0.0.1:99999", "tcp://127.0.0.1:5550"])
-def test_status_address_is_checked_like_the_others(address: str) -> None:
-    with pytest.raises(UsageError, match=r"addresses\.\w+=.*must|is used twice"):
-        check(Config(addresses=AddressConfig(status=address)))
 
 
 def test_files_of_earlier_releases_are_read_if_they_had_one_replay_server_and_one_device(tmp_path: Path) -> None:

@@ -16,15 +16,6 @@ from tests.rigs.learner_runs import error_of
 from tests.rigs.processes import ROOT, Programs, catch
 
 
-@pytest.mark.parametrize(("argument", "words"), [
-    ("lerner.batch_size=64", "did you mean learner.batch_size?"),
-    ("metrics.loggers=[jsonl,no_such_tracker]", "pip install no_such_tracker"),
-])  # fmt: skip
-def test_wrong_usage_is_one_line_and_exit_code_2(programs: Programs, tmp_path: Path, argument: str, words: str) -> None:
-    assert words in error_of(programs.start(*catch(tmp_path / "run"), argument), 2)
-    assert not (tmp_path / "run").exists()
-
-
 @pytest.mark.parametrize("command", [["--help"], ["plot", "runs/x"], ["--role", "replay"]], ids=lambda words: words[0])
 def test_python_without_the_packages_is_named_with_the_fix(command: list[str]) -> None:
     without_packages = [sys.executable, "-S", str(ROOT / "main.py")]

@@ -129,13 +129,6 @@ def test_random_valid_config_is_unchanged_by_printing_and_loading(
     assert load(write(tmp_path_factory.getbasetemp(), to_yaml(config))) == config
 
 
-@pytest.mark.parametrize("group", ["environment", "evaluator"])
-def test_time_limit_shorter_than_a_step_is_refused(group: str) -> None:
-    config = replaced(replaced(Config(), "environment.frame_skip", 16), f"{group}.max_episode_frames", 15)
-    with pytest.raises(UsageError, match=f"{group}.max_episode_frames=15: must be at least environment.frame_skip=16"):
-        check(config)
-
-
 def test_vector_task_needs_no_room_for_convolutions() -> None:
     small = "environment.frame_size=20"
     assert "does not fit" in message("--config", str(CONFIGS / "paper.yaml"), small)

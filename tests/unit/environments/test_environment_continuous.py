@@ -14,7 +14,6 @@ import pytest
 
 from apex_jax.config import Config, EnvironmentConfig
 from apex_jax.environments.environment import Episode, EpisodeTracker, VectorEnvironment, describe
-from apex_jax.environments.envpool_tasks import flattened
 from apex_jax.types import ActionSpec, Step
 
 LEG = ([-1, -1, -0.8], [1, 1.1, 0.8])  # of the quadruped: yaw, lift, extend
@@ -184,21 +183,6 @@ def naive_row(observation: dict[str, Any], row: int, names: list[str]) -> list[n
             yield np.float32(value)
 
     return [number for name in names for number in numbers(observation[name][row])]
-
-
-def test_scalars_vectors_and_tables_of_numbers_are_flattened_part_by_part() -> None:
-    rng = np.random.default_rng(0)
-    shapes: dict[str, tuple[int, ...]] = {"z_table": (3, 2), "scalar": (), "vector": (4,), "left_out": (5,)}
-    observation: dict[str, Any] = {name: rng.normal(size=(6, *shape)) for name, shape in shapes.items()}
-    vectors = flattened(observation, ("z_table", "scalar", "vector"))
-    assert vectors.dtype == np.float32
-    assert vectors.tolist() == [naive_row(observation, row, ["z_table", "scalar", "vector"]) for row in range(6)]
-
-
-@pytest.mark.parametrize("dtype", ["float32", "float64", "uint8"])
-def test_observation_that_is_one_array_is_returned_unchanged(dtype: str) -> None:
-    observation: np.ndarray = np.arange(12).reshape(3, 2, 2).astype(dtype)
-    assert flattened(observation, None) is observation
 
 
 @pytest.mark.parametrize("task", [*DM_CONTROL, "HalfCheetah-v4", "Ant-v5", "Pendulum-v1"])

@@ -17,7 +17,6 @@ from apex_jax.config.command_line import parse
 from apex_jax.config.load import load
 from apex_jax.environments.atari_scores import ATARI_SCORES, human_normalized_score
 from apex_jax.environments.environment import VectorEnvironment, describe
-from apex_jax.environments.envpool_tasks import family_of
 from apex_jax.environments.tasks import CONFIGS, families, names, trainable
 from apex_jax.host.errors import UsageError
 from apex_jax.host.program import CONFIGS as FOLDER
@@ -26,13 +25,6 @@ from apex_jax.host.program import CONFIGS as FOLDER
 def config(task: str, **environment: Any) -> Config:
     frames: dict[str, Any] = {} if task.endswith("-v5") else {"frame_stack": 1, "frame_skip": 1}
     return Config(environment=EnvironmentConfig(task=task, **(frames | environment)))
-
-
-@pytest.mark.parametrize(("task", "family"), [
-    ("Pong-v5", "atari"), ("CartPole-v1", "classic_control"), ("WalkerWalk-v1", "mujoco.dmc"),
-])  # fmt: skip
-def test_family_of_a_task_is_the_part_of_envpool_that_has_it(task: str, family: str) -> None:
-    assert family_of(task) == family
 
 
 @pytest.mark.long

@@ -67,6 +67,13 @@ def test_other_forms_of_the_name_are_refused(task: str) -> None:
         load(None, [f"environment.task={task}"])
 
 
+@pytest.mark.parametrize("task", ["gymnax:Braekout-MinAtar", "gymnax:CartPole-v1"])
+def test_unknown_name_or_parameter_of_gymnax_is_wrong_usage(task: str) -> None:
+    settings = [f"environment.task={task}", "environment.settings={no_such: 1}", "environment.frame_stack=1"]
+    with pytest.raises(UsageError, match=f"environment.task={task}: .*gymnax.registered_envs"):
+        describe(load(None, [*settings, "environment.frame_skip=1"]))
+
+
 def test_stacked_frames_are_refused() -> None:
     with pytest.raises(UsageError, match=r"environment.frame_stack=1 environment.frame_skip=1"):
         describe(config_of("Corridor", "environment.frame_stack=2"))

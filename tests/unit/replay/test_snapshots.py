@@ -97,19 +97,6 @@ def test_fault_11_journal_of_another_configuration_is_refused_and_unchanged(tmp_
     assert {path.name: path.read_bytes() for path in (tmp_path / "replay").iterdir()} == before
 
 
-def test_a_journal_of_another_format_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    world = World(tmp_path)
-    monkeypatch.setattr("apex_jax.replay.header.FORMAT", 9)
-    world.store(1)
-    world.kill()
-    monkeypatch.undo()
-    with pytest.raises(JournalError, match="has format 9, this release reads format 5"):
-        World(tmp_path)
-    (tmp_path / "replay" / "journal.json").unlink()  # earlier formats had none
-    with pytest.raises(JournalError, match="has format 4 or earlier, this release reads format 5"):
-        World(tmp_path)
-
-
 def test_the_run_that_a_server_has_joined_is_in_its_journal(tmp_path: Path) -> None:
     world = World(tmp_path)
     world.store(1)

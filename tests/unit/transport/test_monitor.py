@@ -89,7 +89,7 @@ def until_joined(client: zmq.Socket, meanwhile: Callable[[], None]) -> None:
     ("keys", "stale server key", "failed_handshake"),
     ("keys", "unknown key", "refused_key"),
 ])  # fmt: skip
-def test_wrong_key_is_logged_once_on_both_sides_and_ends_a_client_that_the_server_refuses(
+def test_fault_29_wrong_key_is_logged_once_on_both_sides_and_ends_a_client_that_the_server_refuses(
     links: Links, caplog: pytest.LogCaptureFixture, server: str, client: str, reason: str
 ) -> None:
     caplog.set_level("WARNING", logger="apex_jax")

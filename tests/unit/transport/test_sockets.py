@@ -95,7 +95,7 @@ def test_every_socket_has_limits_against_dead_peers_and_large_messages(opened: O
     assert option(end, zmq.CONNECT_TIMEOUT) > 0
     assert option(end, zmq.RECONNECT_IVL) < option(end, zmq.RECONNECT_IVL_MAX)
     assert option(end, zmq.IPV6) == 1
-    assert option(end, zmq.HEARTBEAT_IVL) == 0, "they can end a process, see tests/faults/test_full_queues.py"
+    assert option(end, zmq.HEARTBEAT_IVL) == 0, "they can end a process, see tests/faults/test_links.py"
     assert option(end, zmq.BACKLOG) >= 1024
 
 
