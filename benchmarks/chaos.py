@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from apex_jax.run.metric_files import MetricsFollower
+from apex_jax.run.metrics import MetricsFollower
 from apex_jax.transport import keys
 from benchmarks.report import finish, say, target
 from tests.rigs.fleet import Fleet, ledger_violations

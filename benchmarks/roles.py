@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from apex_jax.run.metric_files import read_metrics
+from apex_jax.run.metrics import read_metrics
 
 ROOT = Path(__file__).resolve().parents[1]
 

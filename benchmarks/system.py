@@ -20,7 +20,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from apex_jax.config.load import load
-from apex_jax.run.metric_files import read_metrics
+from apex_jax.run.metrics import read_metrics
 from apex_jax.workers.learner import compute_dtype
 from benchmarks.report import finish, say, target
 from benchmarks.roles import ROOT

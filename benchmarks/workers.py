@@ -32,7 +32,7 @@ from apex_jax.environments.environment import VectorEnvironment, describe
 from apex_jax.links.connection import LinkEnd
 from apex_jax.links.weights_server import WeightsServer
 from apex_jax.process import new_peer_id
-from apex_jax.run.metric_files import read_metrics
+from apex_jax.run.metrics import read_metrics
 from apex_jax.transport import sockets
 from apex_jax.transport.messages import ActorHello, ActorStatus, ActorWelcome, EpisodeStatistics, Goodbye, SegmentAck
 from apex_jax.transport.params_codec import architecture_of

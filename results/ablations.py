@@ -22,7 +22,7 @@ from matplotlib.figure import Figure
 from apex_jax.config.load import load
 from apex_jax.plotting.curves import Group, bootstrap_interval, held, interquartile_mean
 from apex_jax.plotting.plot import AXES, draw_group, groups_of
-from apex_jax.run.metric_files import read_metrics
+from apex_jax.run.metrics import read_metrics
 from results.publish import pack
 
 MAIN = Path(os.path.relpath(Path(__file__).parents[1] / "main.py"))  # relative: runs record CONFIG, made from it

@@ -18,7 +18,7 @@ from typing import Any
 
 from apex_jax.config.load import CONFIG_NAME, SETTINGS, load_run
 from apex_jax.plotting.curves import ENDING
-from apex_jax.run.metric_files import read_metrics
+from apex_jax.run.metrics import read_metrics
 from apex_jax.run.provenance import FILE_NAME, read_starts, value_of
 
 TEXTS = (CONFIG_NAME, FILE_NAME, "evaluations.jsonl")

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from apex_jax.config import Config
 from apex_jax.operations.diagnosis import Diagnosis
-from apex_jax.run.metric_files import MetricsFollower
+from apex_jax.run.metrics import MetricsFollower
 
 SOUND_SECONDS = 5.0  # of learning before its pace is used to estimate the time left
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from apex_jax.host.disk import read_regular
 from apex_jax.host.errors import printable, short_repr
-from apex_jax.run.metric_files import is_number
+from apex_jax.run.metrics import is_number
 
 FOLDER = "reports"  # of a run directory: NAME.json for each process that runs
 REPORT_SECONDS = 1.0  # between two reports of a process

@@ -26,8 +26,7 @@ from apex_jax.operations.progress import RunProgress
 from apex_jax.plotting.curves import EVALUATION, Curve, curves_of
 from apex_jax.plotting.video import ENCODERS, video_of_run
 from apex_jax.run.evaluations import FILE_NAME, return_text
-from apex_jax.run.metric_files import MetricsFollower, read_metrics
-from apex_jax.run.metrics import EVALUATED_INFO, TRAINING_INFO
+from apex_jax.run.metrics import EVALUATED_INFO, TRAINING_INFO, MetricsFollower, read_metrics
 from apex_jax.run.provenance import chosen_settings, machine_of, read_starts, shown_command
 from apex_jax.transport.http_link import BACKLOG, Answer, HttpServer
 

@@ -17,8 +17,7 @@ from apex_jax.environments.atari_scores import human_normalized_score
 from apex_jax.host.disk import read_regular
 from apex_jax.host.errors import RunError, UsageError, printable, short_repr
 from apex_jax.run.identity import RunIdentity
-from apex_jax.run.metric_files import checked_line, read_metrics
-from apex_jax.run.metrics import TRAINING_TAG
+from apex_jax.run.metrics import TRAINING_TAG, checked_line, read_metrics
 from apex_jax.run.provenance import changes_of, is_record, read_starts, value_of
 
 NOT_OF_THE_METHOD = (

@@ -7,8 +7,7 @@ checkpoint_files  the files of checkpoints, with their checksums
 params_file       params <-> safetensors
 environment_spec  the task's observations and actions, stored for `policy`
 evaluations       the evaluator's games, and the params of the best evaluation
-metrics           measurements, written for TensorBoard and as JSON lines
-metric_files      the files of metrics: appended whole or not at all, and read back
+metrics           measurements, written for TensorBoard and as JSON lines, and read back
 loggers           passes metrics on to wandb, trackio and their like
 storage           a copy of the run on object storage
 """

@@ -31,8 +31,7 @@ from apex_jax.host.disk import read_regular, run_of_checkpoint, write_durably
 from apex_jax.host.errors import first_line
 from apex_jax.run.checkpoint_files import FIX_OF_DIFFERENCE, CheckpointError
 from apex_jax.run.environment_spec import record_environment_spec
-from apex_jax.run.metric_files import append_line, is_number
-from apex_jax.run.metrics import EVALUATED_INFO, EVALUATED_RETURN
+from apex_jax.run.metrics import EVALUATED_INFO, EVALUATED_RETURN, append_line, is_number
 from apex_jax.run.provenance import read_records, write_config
 from apex_jax.types import EnvironmentSpec
 

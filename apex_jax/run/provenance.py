@@ -36,7 +36,7 @@ from apex_jax.host.machine import usable_cores
 from apex_jax.host.program import CHECKOUT, NAME
 from apex_jax.host.user_code import look_in, source_file
 from apex_jax.run.identity import describe_differences, differences
-from apex_jax.run.metric_files import append_line, is_number, json_lines
+from apex_jax.run.metrics import append_line, is_number, json_lines
 
 _log = logging.getLogger(__name__)
 

@@ -3,8 +3,7 @@
 actor            acts, in environments on the CPU or on the policy's device
 replay_server    serves the replay
 learner          updates; its links and metrics
-run_counters     updates, frames and limits of the run
-saver            when the learner saves checkpoints
+run_counters     updates, frames and limits of the run; when the learner saves
 evaluator        plays the games of an evaluation, with the newest params or those of a checkpoint
 recording        films a game, and draws the run's curves
 film_command     films an episode in the task's own simulator

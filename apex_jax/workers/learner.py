@@ -37,8 +37,7 @@ from apex_jax.transport.messages import LearnerHello
 from apex_jax.transport.params_codec import architecture_of
 from apex_jax.types import EnvironmentSpec, SegmentSpec
 from apex_jax.workers.role import RoleContext, checked, open_role
-from apex_jax.workers.run_counters import RunCounters
-from apex_jax.workers.saver import Saver
+from apex_jax.workers.run_counters import RunCounters, Saver
 
 _log = logging.getLogger(__name__)
 

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from apex_jax.run.metric_files import read_metrics
+from apex_jax.run.metrics import read_metrics
 from deploy.tests.boxes import GATEWAY, Bridge
 from deploy.tests.hosts import Host, Hosts, make_image, stored
 from deploy.tests.tools import CREDENTIALS, aws, moto_server, rendered_user_data

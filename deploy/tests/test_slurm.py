@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from apex_jax.run.metric_files import read_metrics
+from apex_jax.run.metrics import read_metrics
 from deploy.tests.boxes import Bridge
 from deploy.tests.slurm import Cluster, missing
 from deploy.tests.tools import DEPLOY

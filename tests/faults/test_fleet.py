@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from apex_jax.config.load import load
-from apex_jax.run.metric_files import read_metrics
+from apex_jax.run.metrics import read_metrics
 from apex_jax.workers.learner import CALLS_IN_FLIGHT
 from tests.rigs.fleet import (
     FORGOTTEN_SECONDS,

@@ -15,7 +15,7 @@ from apex_jax.replay.experience_log import ExperienceLog
 from apex_jax.replay.header import Header, JournalError
 from apex_jax.run.checkpoint import Checkpointer
 from apex_jax.run.checkpoint_files import CheckpointError
-from apex_jax.run.metric_files import append_line
+from apex_jax.run.metrics import append_line
 from apex_jax.run.provenance import check_resumable, record_start
 from apex_jax.run.storage import Storage
 from apex_jax.types import ActionSpec, SegmentSpec

@@ -14,8 +14,7 @@ import zmq
 
 from apex_jax.links.connection import LinkEnd
 from apex_jax.links.sampling_client import SEGMENTS_WINDOW, Batches, SamplingClient
-from apex_jax.run.metric_files import read_metrics
-from apex_jax.run.metrics import resident_memory_bytes
+from apex_jax.run.metrics import read_metrics, resident_memory_bytes
 from apex_jax.segment_codec import value_limits
 from apex_jax.transport import sockets, wire
 from apex_jax.transport.messages import (

@@ -13,7 +13,7 @@ from apex_jax.environments.environment import describe
 from apex_jax.process import digest_of_peer_id
 from apex_jax.replay.header import Header
 from apex_jax.replay.snapshots import Snapshots
-from apex_jax.run.metric_files import read_metrics
+from apex_jax.run.metrics import read_metrics
 from apex_jax.types import PEER_TIMEOUT_SECONDS
 from tests.rigs.ports import free_port
 from tests.rigs.processes import (

@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import NamedTuple, TypeVar
 
 from apex_jax.process import SUPERVISED
-from apex_jax.run.metric_files import read_metrics
+from apex_jax.run.metrics import read_metrics
 from tests.rigs.ports import free_port
 
 ROOT = Path(__file__).parents[2]

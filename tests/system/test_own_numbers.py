@@ -12,7 +12,7 @@ import pytest
 
 import apex_jax
 from apex_jax.operations.run_page import RunLines, page_data
-from apex_jax.run.metric_files import read_metrics
+from apex_jax.run.metrics import read_metrics
 
 EPISODE_STEPS = 6
 SMALL: dict[str, Any] = {

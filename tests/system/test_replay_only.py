@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from apex_jax.run.metric_files import read_metrics
+from apex_jax.run.metrics import read_metrics
 from tests.rigs.items import Served, items_of, sample_all
 from tests.rigs.processes import ROOT, Programs, free_tcp_addresses, wait_until
 

@@ -16,7 +16,7 @@ import pytest
 
 from apex_jax.config.load import load
 from apex_jax.process import SUPERVISED
-from apex_jax.run.metric_files import read_metrics
+from apex_jax.run.metrics import read_metrics
 from apex_jax.run.provenance import read_starts
 from tests.rigs.processes import ROOT, Program, Programs, catch, checkpoints, free_tcp_addresses, log, values
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from apex_jax.run.metric_files import read_metrics
+from apex_jax.run.metrics import read_metrics
 from tests.rigs.processes import ROOT, catch
 
 MAIN = f"{shlex.quote(sys.executable)} {shlex.quote(str(ROOT / 'main.py'))}"

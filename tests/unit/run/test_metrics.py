@@ -16,15 +16,16 @@ import pytest
 from tensorboardX.proto.event_pb2 import Event
 from tensorboardX.record_writer import masked_crc32c
 
-from apex_jax.run.metric_files import MetricsFollower, read_metrics
 from apex_jax.run.metrics import (
     EPSILON_BANDS,
     NOISE_BANDS,
     TAGS,
     Bands,
     Mean,
+    MetricsFollower,
     MetricsWriter,
     RateMeter,
+    read_metrics,
     resident_memory_bytes,
 )
 

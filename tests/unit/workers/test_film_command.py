@@ -13,7 +13,7 @@ import pytest
 
 from apex_jax.host.errors import RunError, UsageError
 from apex_jax.run.evaluations import return_text
-from apex_jax.run.metric_files import read_metrics
+from apex_jax.run.metrics import read_metrics
 from apex_jax.workers import film_command
 from apex_jax.workers.film_command import Simulator, envpool_name, film
 from tests.rigs.saved_runs import save_best, save_run

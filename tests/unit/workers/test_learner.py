@@ -34,7 +34,7 @@ from apex_jax.transport.messages import IndexBatches, LearnerHello, LearnerWelco
 from apex_jax.transport.params_codec import architecture_of
 from apex_jax.types import Segment, zero_columns
 from apex_jax.workers import learner as module
-from apex_jax.workers import saver
+from apex_jax.workers import run_counters
 from apex_jax.workers.learner import Learner, LearnerMetrics, learn_and_end, open_learner
 from apex_jax.workers.role import RoleContext
 from tests.rigs.learner_runs import save_checkpoint
@@ -186,7 +186,7 @@ def test_end_of_the_run_is_announced_after_the_last_save(
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(Checkpointer, "_write", fail)
-    monkeypatch.setattr(saver, "LAST_PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr(run_counters, "LAST_PAUSE_SECONDS", 0.0)
     told: list[object] = []
     role = RoleContext(config.replace(total_updates=8), context, "learner")
     with open_learner(role, describe(config)) as learner:

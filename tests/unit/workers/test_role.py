@@ -15,7 +15,7 @@ from apex_jax.config.load import load
 from apex_jax.host.errors import RunError, UsageError
 from apex_jax.host.program import CONFIGS
 from apex_jax.process import StopSignal
-from apex_jax.run.metric_files import read_metrics
+from apex_jax.run.metrics import read_metrics
 from apex_jax.transport.http_link import StatusError, fetch
 from apex_jax.transport.security import LINKS
 from apex_jax.workers import actor, evaluator, learner, local

@@ -11,8 +11,8 @@ from apex_jax.config import LearnerConfig
 from apex_jax.host.errors import FatalError
 from apex_jax.process import StopSignal
 from apex_jax.run.checkpoint import Checkpointer, Progress
-from apex_jax.workers import saver
-from apex_jax.workers.saver import Saver
+from apex_jax.workers import run_counters
+from apex_jax.workers.run_counters import Saver
 
 pytestmark = pytest.mark.timeout(480)
 
@@ -65,7 +65,7 @@ class FalseCheckpointer:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr(saver, "time", clock)
+    monkeypatch.setattr(run_counters, "time", clock)
     return clock
 
 
@@ -89,7 +89,7 @@ def saves_in(
 
 
 @pytest.mark.parametrize(("saved", "lasts", "first_update", "times"), [
-    (0, 0.0, 100, [100 + saver.FIRST_CHECKPOINT_SECONDS + INTERVAL * number for number in range(4)]),
+    (0, 0.0, 100, [100 + run_counters.FIRST_CHECKPOINT_SECONDS + INTERVAL * number for number in range(4)]),
     (500, 0.0, 0, [INTERVAL, 2 * INTERVAL, 3 * INTERVAL]),  # resumed
     (500, 700.0, 0, [600, 1300]),  # none starts while one is in progress
 ])  # fmt: skip
@@ -131,7 +131,7 @@ def test_consecutive_failures_end_the_run_at_the_limit_if_there_is_one(clock: Cl
 def test_save_that_does_not_end_counts_a_failure_for_each_interval(clock: Clock) -> None:
     checkpointer = FalseCheckpointer(clock, lasts_seconds=1e9)
     subject = saver_of(checkpointer, clock, limit=2)
-    begun = saver.FIRST_CHECKPOINT_SECONDS
+    begun = run_counters.FIRST_CHECKPOINT_SECONDS
     assert saves_in(int(begun + 2 * INTERVAL), subject, clock, checkpointer) == [begun]
     with pytest.raises(FatalError, match="2 checkpoints in a row"):
         subject.is_due(clock.seconds + 1)
@@ -147,9 +147,9 @@ def test_last_save_is_tried_again_after_a_pause_and_succeeds_once(clock: Clock) 
 
     subject.save_last(save, stop)
     first, second = checkpointer.saves
-    assert second - first == pytest.approx(1.0 + saver.LAST_PAUSE_SECONDS, abs=0.1)
+    assert second - first == pytest.approx(1.0 + run_counters.LAST_PAUSE_SECONDS, abs=0.1)
     subject.close()
-    assert checkpointer.closed_with == [saver.LAST_SAVE_SECONDS]
+    assert checkpointer.closed_with == [run_counters.LAST_SAVE_SECONDS]
 
 
 def test_last_save_that_fails_each_time_is_an_error_with_the_reason_and_the_place(clock: Clock) -> None:
@@ -158,7 +158,7 @@ def test_last_save_that_fails_each_time_is_an_error_with_the_reason_and_the_plac
     subject = saver_of(checkpointer, clock)
     with pytest.raises(FatalError, match=r"No space left on device; make run/checkpoints writable"):
         subject.save_last(lambda: subject.save(STATE, PROGRESS), StopSignal())
-    assert len(checkpointer.saves) == saver.LAST_SAVES
+    assert len(checkpointer.saves) == run_counters.LAST_SAVES
     subject.close()
     assert checkpointer.closed_with == [0.0]
 
