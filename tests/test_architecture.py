@@ -60,12 +60,12 @@ MUST_NOT_IMPORT = {  # part of the package -> what its files can do without
 # No commit raises a number by more than its issue names; lower it once there are fewer.
 BUDGETS = {
     "apex_jax": {
-        "workers": 1_974,
-        "links": 1_427,
+        "workers": 1_973,
+        "links": 1_412,
         "environments": 1_460,
         "operations": 1_498,
         "transport": 1_107,
-        "run": 1_200,
+        "run": 1_204,
         ".": 1_285,
         "agent": 1_186,
         "replay": 975,
@@ -75,10 +75,10 @@ BUDGETS = {
         "host": 366,
     },
     "tests": {
-        "unit": 12_781,
+        "unit": 12_777,
         "rigs": 2_625,
         "system": 2_514,
-        "faults": 1_500,
+        "faults": 1_502,
         "simulation": 1_441,
         "fuzz": 887,
         ".": 224,

@@ -17,7 +17,7 @@ from apex_jax.links.server import LinkServer
 from apex_jax.process import digest_of_peer_id
 from apex_jax.replay.replay import Replay
 from apex_jax.run.identity import RunIdentity
-from apex_jax.run.metrics import EPSILON_BANDS, NOISE_BANDS, TRAINING_INFO, TRAINING_TAG, Bands, Mean
+from apex_jax.run.metrics import EPSILON_BANDS, NOISE_BANDS, TRAINING_INFO, TRAINING_TAG, Bands, Means
 from apex_jax.segment_codec import CorruptSegment, decode_columns, value_limits
 from apex_jax.transport import sockets
 from apex_jax.transport.messages import (
@@ -140,16 +140,13 @@ class Membership:
 # Mean returns and lengths of the games that actors finished, between two reports of the server ------------------------
 
 
-@dataclass
 class EpisodeMeans:
     """Means over the training games since the last report."""
 
-    bands: Bands
-    info_names: tuple[str, ...] = ()  # see `metrics.info`
-    episode_return: Mean = field(default_factory=Mean)
-    length: Mean = field(default_factory=Mean)
-    by_band: dict[str, Mean] = field(default_factory=dict)
-    info: dict[str, Mean] = field(default_factory=dict)
+    def __init__(self, bands: Bands, info_names: tuple[str, ...] = ()):
+        """`info_names`: see `metrics.info`."""
+        self.means = Means()  # by tag
+        self._bands, self._info_names = bands, info_names
 
     @classmethod
     def of_run(cls, config: Config, spec: SegmentSpec) -> EpisodeMeans:
@@ -163,29 +160,16 @@ class EpisodeMeans:
         """
         exploration, steps = message.exploration, message.episode_steps
         is_finite = np.isfinite(exploration).all() and np.isfinite(message.episode_return).all()
-        if not (is_finite and ((exploration >= 0) & (exploration <= self.bands.largest) & (steps >= 0)).all()):
+        if not (is_finite and ((exploration >= 0) & (exploration <= self._bands.largest) & (steps >= 0)).all()):
             return False  # one NaN would spoil the means of all actors
-        self.episode_return.add(message.episode_return)
-        self.length.add(steps)
-        for band, returns in self.bands.split(exploration, message.episode_return):
-            self.by_band.setdefault(band, Mean()).add(returns)
+        self.means.add("charts/episodic_return", message.episode_return)
+        self.means.add("charts/episodic_length", steps)
+        for band, returns in self._bands.split(exploration, message.episode_return):
+            self.means.add(f"{TRAINING_TAG}{band}", returns)
         for name, numbers in zip(message.info_names.split(), message.info.T, strict=False):
-            if name in self.info_names:
-                self.info.setdefault(name, Mean()).add(numbers[np.isfinite(numbers)])
+            if name in self._info_names:
+                self.means.add(f"{TRAINING_INFO}{name}", numbers[np.isfinite(numbers)])
         return True
-
-    def take(self) -> dict[str, float]:
-        """Returns the means by their tag, none if no game has ended, and begins anew."""
-        if not self.length.count:
-            return {}
-        values = {
-            "charts/episodic_return": self.episode_return.result(),
-            "charts/episodic_length": self.length.result(),
-            **{f"{TRAINING_TAG}{band}": mean.result() for band, mean in self.by_band.items()},
-            **{f"{TRAINING_INFO}{name}": mean.result() for name, mean in self.info.items() if mean.count},
-        }
-        self.episode_return, self.length, self.by_band, self.info = Mean(), Mean(), {}, {}
-        return values
 
 
 # The server -----------------------------------------------------------------------------------------------------------

@@ -21,6 +21,7 @@ import os
 import resource
 import struct
 import time
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping
 from functools import partial
 from itertools import pairwise
@@ -157,22 +158,25 @@ class RateMeter:
         return self.rate
 
 
-class Mean:
-    """Accumulates the mean of numbers and of the elements of arrays."""
+class Means:
+    """Accumulates the means of numbers, and of the elements of arrays, by tag."""
 
     def __init__(self) -> None:
-        self.count = 0
-        self._sum = 0.0
+        self.counts: Counter[str] = Counter()
+        self._sums: defaultdict[str, float] = defaultdict(float)
 
-    def add(self, values: ArrayLike) -> None:
+    def add(self, tag: str, values: ArrayLike) -> None:
         """Adds a number, or every element of an array."""
         array = np.asarray(values, np.float64)
-        self.count += array.size
-        self._sum += float(array.sum())
+        self.counts[tag] += array.size
+        self._sums[tag] += float(array.sum())
 
-    def result(self) -> float:
-        """Returns the mean; NaN, for which a `MetricsWriter` writes null, if nothing was added."""
-        return self._sum / self.count if self.count else math.nan
+    def take(self) -> dict[str, float]:
+        """Returns the mean of each tag to which numbers were added, and begins anew."""
+        means = {tag: self._sums[tag] / count for tag, count in self.counts.items() if count}
+        self.counts.clear()
+        self._sums.clear()
+        return means
 
 
 def resident_memory_bytes() -> int:

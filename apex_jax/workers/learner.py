@@ -7,7 +7,7 @@ import logging
 import math
 import os
 import time
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -30,7 +30,7 @@ from apex_jax.process import ROLE_NUMBERS, SUPERVISED, StopSignal, digest_of_pee
 from apex_jax.run.checkpoint import Checkpointer, Progress
 from apex_jax.run.environment_spec import record_environment_spec
 from apex_jax.run.identity import new_identity
-from apex_jax.run.metrics import Mean, RateMeter
+from apex_jax.run.metrics import Means, RateMeter
 from apex_jax.run.provenance import check_resumable, record_accelerator, record_start, write_config
 from apex_jax.segment_codec import value_limits
 from apex_jax.transport.messages import LearnerHello
@@ -53,7 +53,7 @@ class LearnerMetrics:
     def __init__(self) -> None:
         self.waited_seconds = 0.0  # total time spent waiting for batches
         self._update_rate, self._wait_rate = RateMeter(), RateMeter()
-        self._means: defaultdict[str, Mean] = defaultdict(Mean)  # by tag
+        self._means = Means()
         self._others: dict[str, float] = {}  # that are no means
 
     def add(self, batches: Batches, output: UpdateOutput) -> None:
@@ -64,7 +64,7 @@ class LearnerMetrics:
             "replay/sample_age_seconds": drawn.age_seconds,
         }
         for tag, numbers in {**output.metrics, **of_draw}.items():
-            self._means[tag].add(numbers)
+            self._means.add(tag, numbers)
         self._others["losses/priority_max"] = max(self._others.get("losses/priority_max", 0.0), largest)
         self._others["replay/samples_per_insert"] = drawn.samples_per_insert
 
@@ -74,10 +74,9 @@ class LearnerMetrics:
             "charts/updates_per_second": self._update_rate.update(updates),
             "learner/updates": updates,
             "learner/wait_seconds_share": min(1.0, self._wait_rate.update(self.waited_seconds)),
-            **{tag: mean.result() for tag, mean in self._means.items()},
+            **self._means.take(),
             **self._others,
         }
-        self._means.clear()
         self._others.clear()
         return values
 

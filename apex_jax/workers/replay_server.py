@@ -164,8 +164,8 @@ class ReplayMetrics:
         self._replay, self._frame_skip = replay, frame_skip
         self._rates = {tag: RateMeter() for tag in ("frames", "inserts", "samples")}
 
-    def take(self, means: EpisodeMeans, actors: int) -> dict[str, float]:
-        """Returns the values by tag. `means`: of the games since the last call; `actors`: how many are connected."""
+    def take(self, episodes: EpisodeMeans, actors: int) -> dict[str, float]:
+        """Returns the values by tag. `episodes`: since the last call; `actors`: how many are connected."""
         replay = self._replay
         return {
             "charts/environment_frames_per_second": self._rates["frames"].update(
@@ -176,7 +176,7 @@ class ReplayMetrics:
             "replay/samples_per_second": self._rates["samples"].update(replay.limiter.sampled),
             "replay/actors": actors,
             **{f"ledger/{outcome}": transitions for outcome, transitions in replay.ledger.totals().items()},
-            **means.take(),
+            **episodes.means.take(),
         }
 
 

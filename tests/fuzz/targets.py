@@ -195,7 +195,7 @@ class ReplayTarget:
         self._guarded(self.server.describe)
         self._guarded(self.server.replay.ledger.totals)
         self._guarded(self.server.replay.metrics)
-        self._guarded(lambda: [mean.result() for mean in self.server.experience.episodes.by_band.values()])
+        self._guarded(self.server.experience.episodes.means.take)
         self._guarded(lambda: check_buffer(self.server.replay.buffer))
         self.server.sampling.finished = None
 

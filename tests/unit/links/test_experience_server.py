@@ -289,16 +289,11 @@ def band_of(epsilon: float) -> str:
 def test_means_are_of_all_games_however_they_are_spread_over_messages(messages: list[list[Any]]) -> None:
     means, games = EpisodeMeans(EPSILON_BANDS), [game for message in messages for game in message]
     assert all(means.add(statistics_of(message)) for message in messages)
-    assert means.episode_return.count == means.length.count == len(games)
-    if games:
-        assert means.episode_return.result() == pytest.approx(np.mean([returned for _, returned, _ in games]))
-        assert means.length.result() == pytest.approx(np.mean([steps for *_, steps in games]))
-    by_band: dict[str, list[int]] = {}
-    for epsilon, returned, _ in games:
-        by_band.setdefault(band_of(epsilon), []).append(returned)
-    assert {band: mean.count for band, mean in means.by_band.items()} == {b: len(of) for b, of in by_band.items()}
-    for band, returns in by_band.items():
-        assert means.by_band[band].result() == pytest.approx(np.mean(returns))
+    expected: dict[str, list[int]] = {}
+    for epsilon, returned, steps in games:
+        for tag, number in (("return", returned), ("length", steps), (f"return_{band_of(epsilon)}", returned)):
+            expected.setdefault(f"charts/episodic_{tag}", []).append(number)
+    assert means.means.take() == {tag: pytest.approx(np.mean(numbers)) for tag, numbers in expected.items()}
 
 
 @pytest.mark.parametrize(("field", "value"), [
@@ -309,7 +304,7 @@ def test_message_with_one_impossible_value_adds_none_of_its_games(field: str, va
     means, message = EpisodeMeans(EPSILON_BANDS), statistics_of([(0.5, 7, 10), (0.5, 9, 20)])
     getattr(message, field)[1] = value
     assert not means.add(message)
-    assert (means.episode_return.count, means.length.count, means.by_band) == (0, 0, {})
+    assert means.means.take() == {}
 
 
 def test_means_of_numbers_in_info_are_of_the_games_that_have_them() -> None:
@@ -317,10 +312,10 @@ def test_means_of_numbers_in_info_are_of_the_games_that_have_them() -> None:
     numbers = np.array([[1.0, 3.0, 9.0], [0.0, np.nan, 9.0]], np.float32)
     for names in ("is_success level other", "is_success"):  # an actor's own names, of which some are asked for
         means.add(statistics_of([(0.5, 7, 10)] * 2)._replace(info_names=names, info=numbers))
-    values = means.take()
+    values = means.means.take()
     assert (values["charts/info_is_success"], values["charts/info_level"]) == (0.5, 3.0)
     assert "charts/info_other" not in values
-    assert means.take() == {}
+    assert means.means.take() == {}
 
 
 # Turns and places ---------------------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ from apex_jax.run.metrics import (
     NOISE_BANDS,
     TAGS,
     Bands,
-    Mean,
+    Means,
     MetricsFollower,
     MetricsWriter,
     RateMeter,
@@ -193,13 +193,14 @@ def test_rate_is_the_growth_since_the_last_update() -> None:
     assert meter.update(5) == 0.0  # the counter began anew
 
 
-def test_mean_is_over_all_elements() -> None:
-    mean = Mean()
-    assert math.isnan(mean.result())
-    mean.add(1.0)
-    mean.add(np.array([[2, 3], [4, 5]], np.int32))
-    mean.add(np.array([], np.float32))
-    assert (mean.result(), mean.count) == (3.0, 5)
+def test_mean_of_a_tag_is_over_all_elements_since_it_was_taken() -> None:
+    means = Means()
+    means.add("own/a", 1.0)
+    means.add("own/a", np.array([[2, 3], [4, 5]], np.int32))
+    means.add("own/b", np.array([], np.float32))
+    assert means.take() == {"own/a": 3.0}
+    means.add("own/a", 7.0)
+    assert means.take() == {"own/a": 7.0}
 
 
 @pytest.mark.parametrize(("bands", "value", "name"), [
