@@ -60,7 +60,7 @@ MUST_NOT_IMPORT = {  # part of the package -> what its files can do without
 # No commit raises a number by more than its issue names; lower it once there are fewer.
 BUDGETS = {
     "apex_jax": {
-        "workers": 1_973,
+        "workers": 1_969,
         "links": 1_412,
         "environments": 1_460,
         "operations": 1_498,
@@ -68,17 +68,17 @@ BUDGETS = {
         "run": 1_204,
         ".": 1_285,
         "agent": 1_186,
-        "replay": 975,
+        "replay": 973,
         "config": 1_021,
         "export": 511,
         "plotting": 494,
         "host": 366,
     },
     "tests": {
-        "unit": 12_777,
+        "unit": 12_805,
         "rigs": 2_625,
         "system": 2_514,
-        "faults": 1_502,
+        "faults": 1_501,
         "simulation": 1_441,
         "fuzz": 887,
         ".": 224,

@@ -14,10 +14,6 @@ from typing import Any
 
 import numpy as np
 
-from apex_jax.segment_codec import CorruptSegment
-
-REFUSALS = ("bad_checksum", *CorruptSegment.REASONS)  # reasons for not storing a received segment
-
 
 class Ledger:
     """The counters of the run, the positions of its actors, and the highest number given to one."""
@@ -50,7 +46,7 @@ class Ledger:
         self.stored += transitions
 
     def refuse(self, peer_id: int, sequence: int, produced: int, transitions: int, reason: str) -> None:
-        """Counts a refused segment; `reason`: one of REFUSALS."""
+        """Counts a refused segment; `reason`: bad_checksum, or one of `CorruptSegment.REASONS`."""
         self._answer(peer_id, sequence, produced)
         self.refused[reason] += transitions
 

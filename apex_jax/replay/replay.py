@@ -59,7 +59,7 @@ class Replay:
         return ring_slot
 
     def refuse(self, segment: SegmentRecord, reason: str) -> None:
-        """Counts a segment that was rejected; `reason`: one of `apex_jax.replay.ledger.REFUSALS`."""
+        """Counts a segment that was rejected; `reason`: see `Ledger.refuse`."""
         self.ledger.refuse(segment.peer_id, segment.sequence, segment.produced, segment.transitions, reason)
 
     # Sampling

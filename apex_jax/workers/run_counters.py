@@ -58,14 +58,10 @@ class RunCounters:
 
     def limits(self) -> list[Limit]:
         """Returns the limits that are set and whose distance is known, unlike that of `evaluator.stop_at_return`."""
-        config, minutes = self._config, self.elapsed_seconds() / 60
+        config, frames, minutes = self._config, self.environment_frames, self.elapsed_seconds() / 60
         limits = (
             Limit(self.updates, config.total_updates, f"{self.updates} updates"),
-            Limit(
-                self.environment_frames,
-                config.total_environment_frames,
-                f"{self.environment_frames} environment frames",
-            ),
+            Limit(frames, config.total_environment_frames, f"{frames} environment frames"),
             Limit(minutes, config.total_minutes, f"{minutes:.1f} minutes"),
         )
         return [limit for limit in limits if limit.end]

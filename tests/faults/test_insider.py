@@ -152,9 +152,8 @@ def test_fault_39_replies_to_an_actor_that_does_not_read_are_limited(served: Ser
     for peer_id in range(1, 601):
         peer.send(ActorHello(peer_id, CONFIG.compatibility_key, MOST_GAMES))
     peer.send(statistics(1))
-    served.until(
-        lambda: served.server.experience.episodes.means.counts["charts/episodic_length"]
-    )  # all that came before has been read
+    counts = served.server.experience.episodes.means.counts
+    served.until(lambda: counts["charts/episodic_length"])  # all that came before has been read
     welcomed = served.server.replay.ledger.highest_actor_number
     assert welcomed < 400, "the welcomes that went out: the kernel takes some, too"
 

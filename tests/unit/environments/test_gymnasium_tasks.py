@@ -29,7 +29,14 @@ from apex_jax.environments.gymnasium_tasks import (
     BrokenEnvironment,
     make,
 )
-from apex_jax.environments.task import action_bounds, action_spec, check_bounds, parts_of
+from apex_jax.environments.task import (
+    action_bounds,
+    action_space,
+    action_spec,
+    check_bounds,
+    environment_spec,
+    parts_of,
+)
 from apex_jax.host.errors import UsageError
 from apex_jax.policy import Policy
 from apex_jax.run.environment_spec import read_environment_spec, record_environment_spec
@@ -227,6 +234,17 @@ def test_observation_of_another_type_or_beyond_the_bounds_of_a_box_of_floats_is_
     space: Any, value: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     observing(monkeypatch, space, value).reset()
+
+
+@pytest.mark.parametrize("space", [
+    Discrete(5, start=-2), Discrete(3, dtype=np.int32), spaces.MultiDiscrete([2, 3]),
+    spaces.MultiDiscrete(np.array([[2, 3], [4, 2]]), np.int16, start=np.array([[1, 1], [0, -7]])),
+    Box(-2.5, np.array([0.1, 3.0], np.float32)), Box(0, 1, (2,), np.float64),
+], ids=str)  # fmt: skip
+def test_space_of_actions_is_that_of_the_description_that_was_stored(space: spaces.Space[Any], tmp_path: Path) -> None:
+    made = environment_spec(config("gymnasium:CartPole-v1"), (4,), "float32", space, parts_of(Box(0, 1, (4,))))
+    record_environment_spec(tmp_path, made)
+    assert action_space(read_environment_spec(tmp_path)) == space
 
 
 def test_environment_that_is_only_described_has_a_number_of_its_own_and_is_closed(tmp_path: Path) -> None:

@@ -7,18 +7,21 @@ from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
+from unittest import mock
 
 import pytest
 import zmq
 
 from apex_jax.config.load import load
+from apex_jax.environments.environment import describe
 from apex_jax.host.errors import RunError, UsageError
 from apex_jax.host.program import CONFIGS
 from apex_jax.process import StopSignal
+from apex_jax.run.environment_spec import record_environment_spec
 from apex_jax.run.metrics import read_metrics
 from apex_jax.transport.http_link import StatusError, fetch
 from apex_jax.transport.security import LINKS
-from apex_jax.workers import actor, evaluator, learner, local
+from apex_jax.workers import actor, evaluator, learner, local, role
 from apex_jax.workers.local import LOG_TAIL_LINES, RoleProcess
 from apex_jax.workers.role import RoleContext, open_role
 from tests.rigs.links import free_address
@@ -46,6 +49,17 @@ def test_status_shows_the_last_written_values_and_counts_emulator_frames(tmp_pat
     assert line["system/resident_memory_bytes"] > 1e6
     assert report["weights_version"] == 3
     assert report["metrics"]["replay/dropped_stale"] == 4
+
+
+def test_role_of_a_local_run_takes_the_description_of_its_supervisor_and_makes_no_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = config_in(tmp_path / "run")
+    environment_spec = describe(config)
+    record_environment_spec(tmp_path, environment_spec)
+    monkeypatch.setenv(role.DESCRIBED, str(tmp_path))
+    monkeypatch.setattr(role, "describe", mock.Mock(side_effect=AssertionError))
+    assert role.checked(config) == role.described(config) == environment_spec
 
 
 def test_two_actors_of_one_name_are_refused_in_one_run(tmp_path: Path) -> None:
