@@ -65,10 +65,8 @@ class LocalRun:
         stop: StopSignal,
         page: RunPage,
     ):
-        """`config`: with an existing run directory; `addresses`: unique to this run; `page`: receives the progress.
-
-        `environment_spec`: of the run's task, which is passed on to the roles. A role's status address is that of
-        `addresses`, with the role's name appended.
+        """`config`: with an existing run directory; `environment_spec`: of the run's task, passed on to the roles;
+        `addresses`: unique to this run; `page`: receives the progress.
         """
         self._config, self._environment_spec = config, environment_spec
         self._stop = stop
