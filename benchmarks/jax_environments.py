@@ -1,7 +1,7 @@
 """MinAtar's Breakout played by the actor's loop, policy included: written in JAX against the same game in Gymnasium.
 
 Both play the network of configs/minatar.yaml in this process, without links: gymnax many steps a call
-(`workers.rollout`), the package minatar in the pool of Gymnasium's environments: the same number of environments, all
+(`workers.actor`), the package minatar in the pool of Gymnasium's environments: the same number of environments, all
 in this process, and `--processes` of them, each in a process of its own. They are measured in turns.
 """
 

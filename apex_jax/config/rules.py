@@ -18,7 +18,7 @@ Rule: TypeAlias = tuple[str, bool, str]  # key, whether its value is valid, what
 
 def check(config: Config) -> None:
     """Raises UsageError for the first rule that the configuration breaks."""
-    rules = (_size_rules, _network_rules, _address_rules, _security_rules, _storage_rules, _metrics_rules)
+    rules = (_size_rules, _network_rules, _address_rules, _service_rules)
     for name, is_right, requirement in (rule for of_group in rules for rule in of_group(config)):
         if not is_right:
             value = attrgetter(name)(config)
@@ -156,19 +156,12 @@ def _address_rules(config: Config) -> Iterator[Rule]:
         yield name, is_own, "is used twice; give each link its own address"
 
 
-def _security_rules(config: Config) -> Iterator[Rule]:
-    security = config.security
+def _service_rules(config: Config) -> Iterator[Rule]:
+    security, url = config.security, config.storage.url
     contradiction = f"security.keys={short_repr(security.keys)} encrypts every tcp link; drop one of the two"
     yield "security.insecure", not (security.insecure and security.keys), contradiction
-
-
-def _storage_rules(config: Config) -> Iterator[Rule]:
-    url = config.storage.url
     requirement = url and requirement_of_storage_url(url)
     yield "storage.url", not requirement, requirement
-
-
-def _metrics_rules(config: Config) -> Iterator[Rule]:
     loggers, info = config.metrics.loggers, config.metrics.info
     is_list = all(re.fullmatch(r"\w[\w./-]*", name, re.ASCII) for name in info) and len(set(info)) == len(info)
     yield "metrics.info", is_list and len(info) <= 16, "must be at most 16 names such as [is_success], each once"

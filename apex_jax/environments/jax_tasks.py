@@ -261,7 +261,7 @@ class _Gymnax:
         return observation, state, reward, terminated, self._environment.is_truncated(state, self._params), info
 
 
-# JAX environments behind the interface of EnvPool's pools, for the evaluator; actors use `workers.rollout` -----------
+# JAX environments behind the interface of EnvPool's pools, for the evaluator; actors use `workers.actor` ------------
 
 
 Result = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, dict[str, np.ndarray]]
