@@ -3,7 +3,7 @@
     <url>/<section>/run_identity    the run that the section belongs to
     <url>/<section>/<path>          each other file, under its path in the run directory
 
-The learner and each replay server write their own section. Each push checks run and progress of what is there, uploads
+The learner and the replay server write their own section. Each push checks run and progress of what is there, uploads
 the files that have changed, and then deletes those that the run directory no longer has. Files that others rely on come
 first: the logs of a replay before its snapshots, the files of a checkpoint before its checksums. A push that breaks off
 therefore leaves either the checkpoint or snapshot before, or the new one with all that it needs.
@@ -37,19 +37,18 @@ from apex_jax.run.identity import FILE_NAME, MAX_FILE_BYTES, RunIdentity
 BLOCK_BYTES = 2**24  # read from a file at once
 TIMEOUTS = {"connect_timeout": 5, "read_timeout": 20, "retries": {"max_attempts": 2}}  # of boto
 
-Section: TypeAlias = str  # "learner", or the name of a replay server, which is also that of its folder in the run
-SERVERS = ("replay",)
-SECTIONS: tuple[Section, ...] = ("learner", *SERVERS)
-FOLDERS = {"checkpoints", "metrics", "tensorboard", "logs", "replay", "best"}  # and the folder with the section's name
+Section: TypeAlias = str  # one of SECTIONS
+SECTIONS: tuple[Section, ...] = ("learner", "replay")
+FOLDERS = {"checkpoints", "metrics", "tensorboard", "logs", "replay", "best"}
 COPIED = {  # patterns of paths; files with other names, such as keys and locks, are not copied
     "learner": r"config[.]yaml|interface[.]json|(changes|starts|evaluations)[.]jsonl|(curves|plot)[.]png"
     r"|video[.](mp4|gif)|best/(config[.]yaml|interface[.]json|evaluation[.]json|params-[0-9]+)"
     r"|checkpoints/[0-9]{1,18}/.+|metrics/\w[\w.-]*[.]jsonl|tensorboard/\w[\w.-]*/\w[\w.-]*|logs/\w[\w.-]*[.]log",
-    **{server: server + r"/(journal[.]json|segments-[0-9]{20}[.]log|snapshot-[0-9]+)" for server in SERVERS},
+    "replay": r"replay/(journal[.]json|segments-[0-9]{20}[.]log|snapshot-[0-9]+)",
 }
 PROGRESS = {  # progress in paths: updates of a whole checkpoint; first event of a replay log, also of one set aside
     "learner": r"checkpoints/([0-9]{1,18})/checksums[.]json",
-    **{server: server + r"/(?:(?:damaged-)?segments-([0-9]{20})[.]log.*|snapshot-[0-9]+)" for server in SERVERS},
+    "replay": r"replay/(?:(?:damaged-)?segments-([0-9]{20})[.]log.*|snapshot-[0-9]+)",
 }
 RELIES_ON_OTHERS = re.compile(r".*/(checksums[.]json|snapshot-[0-9]+)")
 
@@ -215,7 +214,7 @@ def files_of(section: Section, run_directory: Path) -> list[tuple[str, Path]]:
     found = []
     for folder, folders, names in os.walk(run_directory):  # it does not follow links
         if folder == str(run_directory):
-            folders[:] = {*FOLDERS, section}.intersection(folders)
+            folders[:] = FOLDERS.intersection(folders)
             if links := [name for name in folders if Path(folder, name).is_symlink()]:
                 raise StorageError(f"{folder}/{links[0]} is a link, which no copy follows: link {folder} instead")
         elif section == "learner" and folder == str(run_directory / "checkpoints"):
@@ -254,7 +253,7 @@ def _install(arriving: Path, run_directory: Path) -> None:
     A damaged checkpoint of the same name is set aside; a sound one stays, because it has the same progress. Raises
     StorageError if another folder is in the way.
     """
-    folders = {*arriving.glob("checkpoints/*"), *arriving.glob("replay*")}
+    folders = {*arriving.glob("checkpoints/*"), *arriving.glob("replay")}
     files = [path for path in arriving.rglob("*") if path.is_file() and not folders.intersection(path.parents)]
     for unit in [*sorted(files), *sorted(folders)]:
         place = run_directory / unit.relative_to(arriving)
