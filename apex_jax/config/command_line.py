@@ -40,7 +40,7 @@ class Command(NamedTuple):
     """The parsed command line."""
 
     role: str  # one of ROLES
-    name: str  # of this process: its role (replay-1: the second server), or given by the supervisor, such as actor-1
+    name: str  # of this process: its role, or given by the supervisor, such as actor-1
     config: Config
     action: Literal["run", "print_config"]
     seeds: tuple[int, ...] = ()  # of a series of runs; `config` has the first one; empty = one run, with its seed
