@@ -107,7 +107,7 @@ def introduction(config: Config) -> str:
 
 
 def final_summary(progress: RunProgress, config: Config, can_render: bool) -> str:
-    """Returns lines with the results of the run, the files that exist, and the commands to look at them.
+    """Returns lines with the results of the run, the pictures that exist, and the commands to look at its games.
 
     `can_render`: whether the evaluator can record a game of this task.
     """
@@ -117,8 +117,6 @@ def final_summary(progress: RunProgress, config: Config, can_render: bool) -> st
     def present(*names: str) -> list[str]:
         return [name for name in names if Path(run_directory, name).exists()]
 
-    directory = shlex.quote(run_directory)
-    files = ", ".join(present("config.yaml", "starts.jsonl", "checkpoints", "metrics", "logs"))
     lines = [
         f"Ran for {_duration(progress.elapsed_seconds)}:"
         f" {progress.frames:,} frames and {progress.updates:,} updates in all",
@@ -136,11 +134,7 @@ def final_summary(progress: RunProgress, config: Config, can_render: bool) -> st
         lines.append("Video:       none; the log says why")
     pictures = present("report.html", "curves.png", "video.mp4", "video.gif")
     lines += [f"Look at:     {shlex.quote(os.path.join(run_directory, name))}" for name in pictures]
-    lines.append(f"Files:       {directory} ({files})")
-    for name in present("tensorboard"):
-        charts = shlex.quote(os.path.join(run_directory, name))
-        install = f"(once: {_python()} -m pip install tensorboard)"
-        lines.append(f"Charts:      {_python()} -m tensorboard.main --logdir {charts}   {install}")
+    lines.append(f"Files:       {shlex.quote(run_directory)}")
     if not checkpoint_steps(Path(run_directory, "checkpoints")):
         lines.append("Checkpoint:  none was saved: the same command starts from the beginning")
         return "\n".join(lines)

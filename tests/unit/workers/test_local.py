@@ -98,7 +98,7 @@ def test_run_is_over_when_the_learner_and_then_the_evaluator_have_ended(
     assert stage.lives == ONCE_EACH
     assert stage.local.report()["finished"] is True
     printed = capsys.readouterr().out
-    assert f"Files:       {stage.config.run_directory} " in printed
+    assert f"Files:       {stage.config.run_directory}\n" in printed
     assert f"Look at:     {stage.config.run_directory}/report.html\n" in printed
     assert re.search(r"^Watch it at http://127\.0\.0\.1:\d+/$", printed, re.MULTILINE)
 
