@@ -63,7 +63,7 @@ BUDGETS = {
         "workers": 1_969,
         "links": 1_412,
         "environments": 1_460,
-        "operations": 1_498,
+        "operations": 1_492,
         "transport": 1_107,
         "run": 1_203,
         ".": 1_285,
@@ -75,7 +75,7 @@ BUDGETS = {
         "host": 366,
     },
     "tests": {
-        "unit": 12_805,
+        "unit": 12_804,
         "rigs": 2_625,
         "system": 2_514,
         "faults": 1_501,
