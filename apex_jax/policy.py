@@ -32,9 +32,9 @@ from apex_jax.run import params_file
 from apex_jax.run.checkpoint import Checkpointer, Progress
 from apex_jax.run.checkpoint_files import CheckpointError
 from apex_jax.run.environment_spec import of_record, read_environment_spec
-from apex_jax.run.evaluations import is_best, read_best, run_directory_of
-from apex_jax.run.provenance import find_code
-from apex_jax.transport.params_codec import architecture_of, decode_weights
+from apex_jax.run.evaluations import run_directory_of
+from apex_jax.run.provenance import PARAMS_NAME, find_code
+from apex_jax.transport.params_codec import architecture_of
 from apex_jax.types import EnvironmentSpec, ImageSpec, Part, valid_actions
 
 Observation: TypeAlias = Any  # of the environment: a number, an array, or a mapping or tuple of them
@@ -70,7 +70,7 @@ class Agent(NamedTuple):
 def load_agent(run: str | os.PathLike[str], updates: int | None, code: Mapping[str, Any]) -> Agent:
     """Returns the agent of a run, or of an exported policy. Arguments and errors: see `load_policy`."""
     directory, step = run_of_checkpoint(run)
-    exported = Path(directory, params_file.FILE_NAME)
+    exported = Path(directory, PARAMS_NAME)
     with _read_as_written(directory):
         if exported.is_file():
             metadata = params_file.read_metadata(exported)
@@ -111,15 +111,12 @@ def restore_params(
     """
     state, key = _shapes_of(algorithm, run), config.checkpoint_compatibility_key
     like = algorithm.acting_params(state)
-    architecture, exported = architecture_of(like), Path(run, params_file.FILE_NAME)
+    architecture, exported = architecture_of(like), Path(run, PARAMS_NAME)
     if exported.is_file():
         with _read_as_written(run):
             metadata = params_file.read_metadata(exported)
             made, steps = int(metadata["updates"]), int(metadata.get("environment_steps", 0))
         params = params_file.load_params(exported, like)
-    elif is_best(run):
-        made, steps, body = read_best(run, architecture)
-        params = decode_weights(body, like)
     else:
         checkpointer = Checkpointer(run, read_only=True)
         restored = checkpointer.restore_newest(state, key, architecture, updates)

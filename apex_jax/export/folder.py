@@ -18,21 +18,18 @@ from jax import export
 from apex_jax import __version__
 from apex_jax.agent.action_masks import INVALID
 from apex_jax.agent.policy_function import Outputs, any_batch, for_any_batch, observation_shape, policy_function
-from apex_jax.config import Config
-from apex_jax.config.load import EXPORTED_CONFIG_NAME, RESULT_KEYS, SETTINGS
+from apex_jax.config.load import EXPORTED_CONFIG_NAME
 from apex_jax.export.model_card import model_card, task_name
 from apex_jax.host.disk import open_regular
 from apex_jax.host.errors import RunError, short_repr
 from apex_jax.host.program import CHECKOUT, NAME
 from apex_jax.policy import Agent, Policy, load_agent
-from apex_jax.run.environment_spec import as_record
 from apex_jax.run.evaluations import best_evaluation, run_directory_of
-from apex_jax.run.params_file import FILE_NAME, save_params
-from apex_jax.run.provenance import playing_arguments, value_of
+from apex_jax.run.params_file import metadata_of, save_params
+from apex_jax.run.provenance import PARAMS_NAME, playing_arguments, result_settings
 from apex_jax.types import SegmentSpec
 
 RESULTS, CARD, VIDEO = "results.json", "README.md", "replay.mp4"
-EXPORTED_KEYS = (*RESULT_KEYS, "total_")  # no paths, addresses or keys of the machine
 
 
 def write_files(
@@ -48,8 +45,7 @@ def write_files(
         raise RunError(
             f"{short_repr(run)}: algorithm.name={agent.config.algorithm.name} sets no `greedy`, so none is exported"
         )
-    config = exported_config(agent.config)
-    (folder / EXPORTED_CONFIG_NAME).write_text(json.dumps(config, indent=2) + "\n")
+    (folder / EXPORTED_CONFIG_NAME).write_text(json.dumps(result_settings(agent.config), indent=2) + "\n")
     directory = run_directory_of(run)
     results, notes = results_of(directory, agent), []
     if results is not None:
@@ -58,7 +54,9 @@ def write_files(
         advice = f"{NAME} {playing_arguments(run, agent.config)} episodes=100"
         notes.append(f"{RESULTS} is left out: no evaluation of these parameters is recorded; to make one: {advice}")
     _copy_video(directory, folder / VIDEO)
-    _write_params(folder, agent, config)
+    progress = agent.progress
+    metadata = metadata_of(agent.config, agent.environment_spec, progress.updates, progress.environment_steps)
+    save_params(folder / PARAMS_NAME, agent.params, metadata | {"apex_jax": __version__})
 
     like = any_batch(agent.environment_spec)
     function = for_any_batch(policy_function(agent.algorithm.greedy, agent.params, agent.environment_spec), like)
@@ -76,16 +74,6 @@ def write_files(
     card = model_card(agent, directory, results, {path.name for path in folder.iterdir()})
     (folder / CARD).write_text(card)
     return notes
-
-
-def exported_config(config: Config) -> dict[str, Any]:
-    """Returns the settings that affect a run's results, in groups as in its `config.yaml`."""
-    record: dict[str, Any] = {}
-    for name in SETTINGS:
-        if name.startswith(EXPORTED_KEYS):
-            group, _, key = name.rpartition(".")
-            (record.setdefault(group, {}) if group else record)[key] = value_of(config, name)
-    return record
 
 
 def results_of(run_directory: Path, agent: Agent) -> dict[str, Any] | None:
@@ -108,21 +96,6 @@ def results_of(run_directory: Path, agent: Agent) -> dict[str, Any] | None:
         **({"training_minutes": minutes} if minutes else {}),  # a best evaluation does not record them
         "seed": agent.config.seed,
     }
-
-
-def _write_params(folder: Path, agent: Agent, config: dict[str, Any]) -> None:
-    """Writes the params. Raises OSError."""
-    metadata = {
-        "format": "flax",
-        "apex_jax": __version__,
-        "agent": agent.config.algorithm.name,
-        "task": agent.config.environment.task,
-        "updates": str(agent.progress.updates),
-        "environment_steps": str(agent.progress.environment_steps),
-        "interface": json.dumps(as_record(agent.environment_spec)),
-        "config": json.dumps(config),
-    }
-    save_params(folder / FILE_NAME, agent.params, metadata)
 
 
 def _copy_video(run: Path, path: Path) -> None:

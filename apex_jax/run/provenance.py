@@ -22,7 +22,6 @@ from typing import Any
 from apex_jax.config import AddressConfig, Config
 from apex_jax.config.load import (
     CONFIG_NAME,
-    EXPORTED_CONFIG_NAME,
     RESULT_KEYS,
     SETTINGS,
     code_settings,
@@ -41,6 +40,7 @@ from apex_jax.run.metrics import append_line, is_number, json_lines
 _log = logging.getLogger(__name__)
 
 FILE_NAME = "starts.jsonl"
+PARAMS_NAME = "model.safetensors"  # in the folder of an exported policy, or of a best evaluation
 LATEST_SECONDS = 2.0**37  # of a recorded time; Python has no dates after the year 9999
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "numpy", "numba", "envpool", "pyzmq", "orbax-checkpoint")
 OF_THE_MACHINE = ("addresses", "security", "storage", "run_directory")
@@ -54,7 +54,7 @@ def check_resumable(config: Config, run_directory: str = "", fix: str = "") -> N
     empty = that of `config`; `fix`: end of the message, which advises the user; empty = the usual advice.
     """
     directory = run_directory or config.directory
-    folder, saved = Path(directory), ("checkpoints/[!.]*", "params-*", EXPORTED_CONFIG_NAME)  # of a run, best, export
+    folder, saved = Path(directory), ("checkpoints/[!.]*", PARAMS_NAME)
     has_checkpoint = any(any(folder.glob(pattern)) for pattern in saved)
     if not has_checkpoint and not any(folder.glob("replay/segments-*")):
         return
@@ -143,6 +143,16 @@ def _changed_code(config: Config) -> list[str]:
     before, now = (starts[-1].get("code") if starts else None), code_digests(config)
     before = before if isinstance(before, dict) else {}
     return [f"{setting} (its file has changed)" for setting in now if before.get(setting, now[setting]) != now[setting]]
+
+
+def result_settings(config: Config) -> dict[str, Any]:
+    """Returns the settings that affect a run's results, in groups as in its `config.yaml`: none of the machine."""
+    record: dict[str, Any] = {}
+    for name in SETTINGS:
+        if name.startswith((*RESULT_KEYS, "total_")):
+            group, _, key = name.rpartition(".")
+            (record.setdefault(group, {}) if group else record)[key] = value_of(config, name)
+    return record
 
 
 def value_of(config: Config, name: str) -> Any:

@@ -42,7 +42,7 @@ SECTIONS: tuple[Section, ...] = ("learner", "replay")
 FOLDERS = {"checkpoints", "metrics", "tensorboard", "logs", "replay", "best"}
 COPIED = {  # patterns of paths; files with other names, such as keys and locks, are not copied
     "learner": r"config[.]yaml|interface[.]json|(changes|starts|evaluations)[.]jsonl|(curves|plot)[.]png"
-    r"|video[.](mp4|gif)|best/(config[.]yaml|interface[.]json|evaluation[.]json|params-[0-9]+)"
+    r"|video[.](mp4|gif)|best/(config[.]yaml|model[.]safetensors)"
     r"|checkpoints/[0-9]{1,18}/.+|metrics/\w[\w.-]*[.]jsonl|tensorboard/\w[\w.-]*/\w[\w.-]*|logs/\w[\w.-]*[.]log",
     "replay": r"replay/(journal[.]json|segments-[0-9]{20}[.]log|snapshot-[0-9]+)",
 }

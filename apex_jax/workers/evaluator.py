@@ -30,9 +30,9 @@ from apex_jax.operations.run_page import write_report
 from apex_jax.plotting.video import video_of_run
 from apex_jax.policy import restore_params
 from apex_jax.process import ROLE_NUMBERS, SUPERVISED, StopSignal, process_rng
-from apex_jax.run.evaluations import Evaluation, keep_if_best, run_directory_of
+from apex_jax.run.evaluations import Evaluation, run_directory_of
+from apex_jax.run.params_file import keep_if_best
 from apex_jax.run.provenance import check_resumable, find_code
-from apex_jax.transport.params_codec import architecture_of, encode_weights
 from apex_jax.types import EnvironmentSpec
 from apex_jax.workers.recording import Film, check_video, draw_curves
 from apex_jax.workers.role import RoleContext, checked, open_role
@@ -100,7 +100,7 @@ def record(
     role.write_metrics(evaluation.environment_steps, evaluation.values(), dropped)
     _log.info("%s: %s", config.environment.task, evaluation.describe())
     evaluation.store(config.directory, config.seed)
-    keep_if_best(config, environment_spec, evaluation, architecture_of(params), encode_weights(params))
+    keep_if_best(config, environment_spec, evaluation, params)
 
 
 def finish_film(film: Film, evaluation: Evaluation) -> None:

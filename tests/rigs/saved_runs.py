@@ -13,9 +13,10 @@ from apex_jax.config.load import load
 from apex_jax.environments.environment import describe
 from apex_jax.run.checkpoint import Checkpointer, Progress
 from apex_jax.run.environment_spec import record_environment_spec
-from apex_jax.run.evaluations import Evaluation, keep_if_best
+from apex_jax.run.evaluations import Evaluation
+from apex_jax.run.params_file import keep_if_best
 from apex_jax.run.provenance import record_start, write_config
-from apex_jax.transport.params_codec import architecture_of, encode_weights
+from apex_jax.transport.params_codec import architecture_of
 from tests.rigs.runs import ROOT
 
 RUNS = {
@@ -62,4 +63,4 @@ def save_best(config: Config, updates: int, mean_return: float = 1.0) -> None:
     algorithm = make_algorithm(config, environment_spec.spec)
     params = algorithm.acting_params(algorithm.init(jax.random.key(updates)))
     evaluation = Evaluation(1e9, updates, 0.0, np.array([mean_return]), environment_steps=10 * updates)
-    assert keep_if_best(config, environment_spec, evaluation, architecture_of(params), encode_weights(params))
+    assert keep_if_best(config, environment_spec, evaluation, params)

@@ -16,10 +16,11 @@ import pytest
 from apex_jax import load_policy
 from apex_jax.config.load import config_of
 from apex_jax.export import export_command
-from apex_jax.export.folder import exported_config, run_onnx, write_files
+from apex_jax.export.folder import run_onnx, write_files
 from apex_jax.host.errors import RunError, UsageError
 from apex_jax.policy import load_agent
 from apex_jax.run.params_file import read_metadata
+from apex_jax.run.provenance import result_settings
 from tests.rigs.runs import ROOT
 from tests.rigs.saved_runs import save_best, save_run
 
@@ -66,7 +67,7 @@ def test_the_configuration_is_that_of_the_run_without_its_paths(run: Path, folde
     text = (folder / "config.json").read_text()
     assert str(run) not in text
     assert not re.search("run_directory|url|keys|tcp://", text)
-    assert exported_config(config_of(json.loads(text))) == exported_config(load_agent(run, None, {}).config)
+    assert result_settings(config_of(json.loads(text))) == result_settings(load_agent(run, None, {}).config)
     assert json.loads(read_metadata(folder / "model.safetensors")["config"]) == json.loads(text)
 
 

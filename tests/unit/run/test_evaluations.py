@@ -1,141 +1,21 @@
-"""Specification of the best params: they are those of the highest return, whatever happens while they are written."""
+"""The evaluations of a run are read as they were stored; the newest with most games is that of a policy."""
 
 from __future__ import annotations
 
 import json
-import math
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from apex_jax.config import Config, EnvironmentConfig
-from apex_jax.config.load import load
-from apex_jax.host import disk
-from apex_jax.run.checkpoint_files import CheckpointError
-from apex_jax.run.environment_spec import read_environment_spec
 from apex_jax.run.evaluations import FILE_NAME as EVALUATIONS
 from apex_jax.run.evaluations import (
-    FOLDER,
-    RECORD_NAME,
     Evaluation,
     best_evaluation,
-    is_best,
-    keep_if_best,
-    read_best,
     read_evaluations,
     return_text,
 )
-from apex_jax.types import ActionSpec, EnvironmentSpec, SegmentSpec
-
-INTERFACE = EnvironmentSpec(SegmentSpec((4,), "float32", 1, 32, 3, ActionSpec.discrete(2)), None, None, None)
-
-
-def keep(run: Path, mean_return: float, params: bytes = b"params", updates: int = 7) -> bool:
-    config = Config(run_directory=str(run), environment=EnvironmentConfig(task="CartPole-v1"))
-    evaluation = Evaluation(1e9, updates, 0.1, np.full(10, mean_return), environment_steps=40, frames=160)
-    return keep_if_best(config, INTERFACE, evaluation, "architecture", params)
-
-
-def kept(run: Path) -> tuple[float, bytes]:
-    params = read_best(run / FOLDER, "architecture")[2]
-    return json.loads((run / FOLDER / RECORD_NAME).read_text())["mean_return"], params
-
-
-@pytest.mark.parametrize("returns", [[-5.0], [3.0, 9.0, 9.0, 4.0, 9.5, 9.0], [2.0, -1.0], [-1e6, -0.0, 0.0]])
-def test_the_first_evaluation_of_the_highest_return_is_kept(tmp_path: Path, returns: list[float]) -> None:
-    run = tmp_path
-    for number, value in enumerate(returns):
-        is_better = value > max(returns[:number], default=-math.inf)
-        assert keep(run, value, b"%d" % number, updates=number) == is_better
-    highest = returns.index(max(returns))
-    assert read_best(run / FOLDER, "architecture") == (highest, 40, b"%d" % highest)
-    assert kept(run)[0] == returns[highest]
-    assert len(list((run / FOLDER).glob("params-*"))) == 1
-
-
-def test_best_params_are_stored_with_a_readable_record(tmp_path: Path) -> None:
-    assert not is_best(tmp_path / FOLDER)
-    assert keep(tmp_path, 12.5)
-    assert is_best(tmp_path / FOLDER)
-    assert not is_best(tmp_path), "a run directory is none"
-    record = json.loads((tmp_path / FOLDER / RECORD_NAME).read_text())
-    assert {name: record[name] for name in ("mean_return", "episodes", "updates", "environment_steps", "frames")} == {
-        "mean_return": 12.5, "episodes": 10, "updates": 7, "environment_steps": 40, "frames": 160,
-    }  # fmt: skip
-    assert read_environment_spec(tmp_path / FOLDER) == INTERFACE
-    assert load(tmp_path / FOLDER / "config.yaml").environment.task == "CartPole-v1"
-
-
-class _KilledError(BaseException):
-    pass
-
-
-@pytest.mark.parametrize("writes", range(4))
-def test_a_kill_during_a_write_leaves_the_previous_best_params_and_the_next_are_written(
-    tmp_path: Path, writes: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    keep(tmp_path, 1.0, b"before")
-    left = iter([True] * writes + [False])
-    write = disk.write_durably
-
-    def write_or_die(path: Path, content: str | bytes) -> None:
-        if not next(left):
-            path.with_name(f".{path.stem}.half{path.suffix}").write_bytes(b"par")
-            raise _KilledError
-        write(path, content)
-
-    with monkeypatch.context() as patched:
-        for module in ("evaluations", "environment_spec", "provenance"):
-            patched.setattr(f"apex_jax.run.{module}.write_durably", write_or_die)
-        with pytest.raises(_KilledError):
-            keep(tmp_path, 2.0, b"killed")
-    assert kept(tmp_path) == (1.0, b"before")
-    assert keep(tmp_path, 1.5, b"after")
-    assert kept(tmp_path) == (1.5, b"after")
-    assert len(list((tmp_path / FOLDER).glob("params-*"))) == 1
-
-
-@pytest.mark.parametrize("damage", [
-    "flipped", "shorter", "no params", "no evaluation", "half a record", "[]", {"format": 2}, {"params": 3},
-    {"params": "../x"},
-], ids=str)  # fmt: skip
-def test_damaged_best_params_are_one_line_of_error_with_an_alternative(tmp_path: Path, damage: Any) -> None:
-    keep(tmp_path, 1.0, b"params")
-    folder = tmp_path / FOLDER
-    (params,) = folder.glob("params-*")
-    record = (folder / RECORD_NAME).read_text()
-    (tmp_path / "x").write_bytes(b"params")  # no file of the folder
-    if isinstance(damage, dict):
-        (folder / RECORD_NAME).write_text(json.dumps(json.loads(record) | damage))
-    elif damage in ("flipped", "shorter"):
-        params.write_bytes(b"parAms" if damage == "flipped" else b"param")
-    elif damage.startswith("no "):
-        (params if damage == "no params" else folder / RECORD_NAME).unlink()
-    else:
-        (folder / RECORD_NAME).write_text(record[: len(record) // 2] if damage == "half a record" else damage)
-    assert is_best(folder)
-    with pytest.raises(CheckpointError) as error:
-        kept(tmp_path)
-    assert str(error.value).startswith(f"{folder} is damaged: ")
-    assert str(error.value).endswith(f"checkpoint={tmp_path}")
-    assert "\n" not in str(error.value)
-    if damage != "flipped":  # which is found only by reading all params
-        assert keep(tmp_path, 0.5, b"next")
-        assert kept(tmp_path) == (0.5, b"next")
-
-
-def test_params_of_another_network_are_refused(tmp_path: Path) -> None:
-    keep(tmp_path, 1.0)
-    with pytest.raises(CheckpointError, match="has a different network: architecture, not wider"):
-        read_best(tmp_path / FOLDER, "wider")
-
-
-def test_a_disk_error_is_logged_and_not_raised(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    (tmp_path / FOLDER).touch()  # in the way
-    assert not keep(tmp_path, 1.0)
-    assert "the params of the best evaluation are not kept in" in caplog.text
 
 
 def line(time: float, updates: int, returns: list[Any], **more: Any) -> dict[str, Any]:

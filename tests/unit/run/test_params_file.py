@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 import struct
 from pathlib import Path
 from typing import Any
@@ -10,8 +12,13 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from apex_jax.config import Config, EnvironmentConfig
+from apex_jax.config.load import load
 from apex_jax.host.errors import RunError
-from apex_jax.run.params_file import load_params, read_metadata, save_params
+from apex_jax.run.environment_spec import of_record
+from apex_jax.run.evaluations import Evaluation, is_best
+from apex_jax.run.params_file import keep_if_best, load_params, read_metadata, save_params
+from apex_jax.types import ActionSpec, EnvironmentSpec, SegmentSpec
 from tests.rigs.agents import assert_equal_bits
 
 ODD = np.array([0.0, -0.0, 1e-45, np.inf, -np.inf, np.nan, 3.4e38, -1 / 3], np.float32)
@@ -66,3 +73,74 @@ def test_arrays_of_another_network_are_one_line_of_error(
     save_file(arrays, tmp_path / "p")
     with pytest.raises(RunError, match=message):
         load_params(tmp_path / "p", PARAMS)
+
+
+# The best evaluation ----------------------------------------------------------------------------------------------
+
+INTERFACE = EnvironmentSpec(SegmentSpec((4,), "float32", 1, 32, 3, ActionSpec.discrete(2)), None, None, None)
+
+
+def keep(run: Path, mean_return: float, updates: int = 7) -> bool:
+    config = Config(run_directory=str(run), environment=EnvironmentConfig(task="CartPole-v1"))
+    evaluation = Evaluation(1e9, updates, 0.1, np.full(10, mean_return), environment_steps=40)
+    return keep_if_best(config, INTERFACE, evaluation, {"x": np.full(3, mean_return, np.float32)})
+
+
+def kept(run: Path) -> tuple[int, float]:
+    """Returns the updates of the kept params, and one of these."""
+    path = run / "best" / "model.safetensors"
+    return int(read_metadata(path)["updates"]), float(load_params(path, {"x": np.zeros(3, np.float32)})["x"][0])
+
+
+@pytest.mark.parametrize("returns", [[-5.0], [3.0, 9.0, 9.0, 4.0, 9.5, 9.0], [2.0, -1.0], [-1e6, -0.0, 0.0]])
+def test_the_first_evaluation_of_the_highest_return_is_kept(tmp_path: Path, returns: list[float]) -> None:
+    for number, value in enumerate(returns):
+        is_better = value > max(returns[:number], default=-math.inf)
+        assert keep(tmp_path, value, updates=number) == is_better
+    assert kept(tmp_path) == (returns.index(max(returns)), max(returns))
+    metadata = read_metadata(tmp_path / "best" / "model.safetensors")
+    assert float(metadata["mean_return"]) == max(returns)
+    assert of_record(json.loads(metadata["interface"])) == INTERFACE
+    assert load(tmp_path / "best" / "config.yaml").environment.task == "CartPole-v1"
+    assert is_best(tmp_path / "best")
+    assert not is_best(tmp_path), "a run directory is none"
+    assert sorted(path.name for path in (tmp_path / "best").iterdir()) == ["config.yaml", "model.safetensors"]
+
+
+class _KilledError(BaseException):
+    pass
+
+
+@pytest.mark.parametrize("module", ["params_file", "provenance"])
+def test_a_kill_during_a_write_leaves_the_previous_best_params_and_the_next_are_written(
+    tmp_path: Path, module: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keep(tmp_path, 1.0)
+
+    def die(path: Path, content: str | bytes) -> None:
+        path.with_name(f".{path.stem}.half{path.suffix}").write_bytes(b"par")
+        raise _KilledError
+
+    with monkeypatch.context() as patched:
+        patched.setattr(f"apex_jax.run.{module}.write_durably", die)
+        with pytest.raises(_KilledError):
+            keep(tmp_path, 2.0)
+    assert kept(tmp_path)[1] == 1.0
+    assert keep(tmp_path, 1.5)
+    assert kept(tmp_path)[1] == 1.5
+
+
+def test_damaged_best_params_are_replaced_by_the_next_and_a_disk_error_is_logged(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    keep(tmp_path, 1.0)
+    path = tmp_path / "best" / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(RunError, match="cannot be read"):
+        kept(tmp_path)
+    assert keep(tmp_path, 0.5)
+    assert kept(tmp_path)[1] == 0.5
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "best").touch()  # in the way
+    assert not keep(tmp_path / "other", 1.0)
+    assert "the params of the best evaluation are not kept in" in caplog.text
