@@ -71,17 +71,6 @@ def test_card_without_an_evaluation_states_that_there_is_none(tmp_path: Path) ->
         assert absent not in card
 
 
-@pytest.mark.parametrize(("kind", "texts"), [
-    ("pixels in stacks", ["`uint8[N, 3, 44, 44]`", "oldest first", "np.zeros((1, 3, 44, 44), np.uint8)"]),
-    ("a vector", ["`float32[N, 10]`", "a rate of 0.05", "20 episodes: **-12.5 +/- 3.142**"]),
-    ("a vector with a mask, several parts of an action", ["the last 6 elements are 1 for valid actions"]),
-    ("continuous, normalized", ["its parts height, joints flattened and joined in this order"]),
-])  # fmt: skip
-def test_the_page_describes_observations_actions_and_result(kind: str, texts: list[str], tmp_path: Path) -> None:
-    card = card_of(kind, tmp_path)
-    assert [text for text in texts if text not in card] == []
-
-
 def test_the_page_describes_the_training_of_the_agent(tmp_path: Path) -> None:
     (tmp_path / "starts.jsonl").write_text(json.dumps(START) + "\n")
     card = card_of("a vector", tmp_path)
