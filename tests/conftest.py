@@ -46,10 +46,12 @@ def programs(tmp_path: Path) -> Iterator[Any]:
 
 
 @pytest.fixture
-def experience() -> Iterator[Any]:
-    """Both ends of an experience link; see tests.rigs.experience_link."""
+def experience(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """Both ends of an experience link, whose heartbeats come soon; see tests.rigs.experience_link."""
+    from apex_jax.links import connection
     from tests.rigs import experience_link  # not before: it imports what most tests need not
 
+    monkeypatch.setattr(connection, "HEARTBEAT_SECONDS", 0.05)
     link = experience_link.Link()
     yield link
     link.close()

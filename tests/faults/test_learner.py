@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -18,9 +17,8 @@ from apex_jax.transport.sockets import LocalLinks
 from apex_jax.workers.learner import open_learner
 from apex_jax.workers.role import RoleContext
 from tests.rigs.agents import assert_equal_bits
-from tests.rigs.fleet import Fleet
-from tests.rigs.learner_runs import config_of, restored, save_checkpoint
-from tests.rigs.processes import ROOT, Programs, checkpoints, wait_until
+from tests.rigs.learner_runs import config_of, save_checkpoint
+from tests.rigs.processes import ROOT, wait_until
 
 pytestmark = pytest.mark.timeout(480)
 
@@ -44,22 +42,6 @@ def test_fault_06_resumed_learner_equals_its_checkpoint_bit_for_bit(tmp_path: Pa
         assert learner.weights.version >= progress.weights_version
     context.term()
     links.close()
-
-
-@pytest.mark.slow
-def test_fault_07_sigterm_saves_what_was_learned_and_exits_143(programs: Programs, tmp_path: Path) -> None:
-    fleet = Fleet(programs, tmp_path / "run", "learner.checkpoint_interval_seconds=1000000")
-    learner = fleet.start("replay", "actor-0", "learner")
-    learner.wait_until(lambda: fleet.updates() > 0)
-    assert checkpoints(fleet.directory) == []
-    known = fleet.updates()
-    learner.send(signal.SIGTERM)
-    assert learner.exit_code(30) == 143
-    [saved] = checkpoints(fleet.directory)
-    found = restored(fleet.directory)
-    assert found is not None
-    assert found[1].updates == int(found[0].updates) == saved >= known
-    assert fleet.with_traceback() == []
 
 
 SAVES = """

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -30,16 +29,12 @@ from tests.rigs.weights_link import (
     assert_equal_bits,
     body_of,
     large_params,
+    link,
     newest,
     params_of,
 )
 
-
-@pytest.fixture
-def link() -> Iterator[Link]:
-    link = Link()
-    yield link
-    link.close()
+__all__ = ["link"]
 
 
 @pytest.fixture
@@ -79,16 +74,6 @@ def test_fault_16_slow_line_carries_whole_weights_while_neither_side_takes_the_o
         assert second.updates == 11, "the newest then"
         assert (slow.disconnects, proxy.traffic.connections) == (0, 1)
         slow.close()
-
-
-def test_fault_17_late_client_has_the_last_weights_within_2_s(link: Link) -> None:
-    server, early = link.server(), link.client()
-    server.publish(params_of(3), 3, 0)
-    newest(early, 3)
-    for _ in range(3):
-        late = link.client().fetch_after(None, 2.0)
-        assert late is not None
-        assert_equal_bits(late.params, params_of(3))
 
 
 def test_fault_18_weights_with_a_flipped_bit_are_counted_and_requested_again(link: Link, learner: FalseLearner) -> None:

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 
-import pytest
-
-from apex_jax.links import connection
 from apex_jax.links.connection import LinkEnd
 from apex_jax.links.experience_server import ExperienceServer
 from apex_jax.replay.rate_limiter import RateLimiter
@@ -107,12 +104,3 @@ def message_of(number: int, peer_id: int = 1) -> SegmentRecord:
 def put_all(stream: CountingStream, numbers: range, server: Server) -> None:
     for number in numbers:
         wait_until(partial(stream.put, segment_of(number), timeout_seconds=0.01), server.serve)
-
-
-@pytest.fixture
-def link(monkeypatch: pytest.MonkeyPatch) -> Iterator[Link]:
-    """Both ends of a link whose heartbeats come soon."""
-    monkeypatch.setattr(connection, "HEARTBEAT_SECONDS", 0.05)
-    link = Link()
-    yield link
-    link.close()

@@ -151,21 +151,6 @@ def test_reset_to_fewer_lives_is_no_lost_life(monkeypatch: pytest.MonkeyPatch) -
     assert [bool(step.life_lost[0]) for step in steps] == [False, False, False, False, True]
 
 
-def test_asynchronous_pool_returns_every_environment_in_turn() -> None:
-    settings = config("CartPole-v1")
-    environment_spec = describe(settings)
-    pool = VectorEnvironment(settings, environment_spec, np.arange(5), 500, per_step=2)
-    seen = np.zeros(5, int)
-    for _ in range(100):
-        step = pool.receive()
-        assert len(set(step.env_id.tolist())) == len(step.env_id) == 2
-        assert (step.first[seen[step.env_id] == 0]).all()
-        seen[step.env_id] += 1
-        pool.send(np.zeros(2, np.int32), step.env_id)
-    assert (seen > 10).all()
-    pool.close()
-
-
 @pytest.fixture(scope="module")
 def pong() -> Iterator[VectorEnvironment]:
     settings = config("Pong-v5", frame_size=42)

@@ -64,10 +64,3 @@ def test_parser_raises_one_line_with_the_command_instead_of_exiting(arguments: l
     with pytest.raises(UsageError) as error:
         parser().parse_args(arguments)
     assert str(error.value) == line
-
-
-def test_error_of_a_subparser_names_its_command() -> None:
-    commands = Parser("keys").add_subparsers(dest="command", required=True)
-    commands.add_parser("create").add_argument("directory")
-    with pytest.raises(UsageError, match="the following arguments are required: directory"):
-        commands.choices["create"].parse_args([])

@@ -14,16 +14,14 @@ from apex_jax.segment_codec import encode_segment
 from apex_jax.transport import wire
 from apex_jax.transport.messages import ActorHello
 from apex_jax.types import SegmentRecord
-from tests.rigs.experience_link import CREDIT, KEY, Link, limiter_that_lets_in, link, put_all
+from tests.rigs.experience_link import CREDIT, KEY, Link, limiter_that_lets_in, put_all
 from tests.rigs.links import CONFIG, SPEC, TRANSITIONS, segment_of, waiting_in
 from tests.rigs.messages import speaking
 
-__all__ = ["link"]
 
-
-def test_an_actor_of_another_configuration_is_refused_for_good_with_the_differences(link: Link) -> None:
-    server = link.server()
-    stream = link.stream(compatibility_key=CONFIG.compatibility_key.replace("Pong-v5", "Other-v5"))
+def test_an_actor_of_another_configuration_is_refused_for_good_with_the_differences(experience: Link) -> None:
+    server = experience.server()
+    stream = experience.stream(compatibility_key=CONFIG.compatibility_key.replace("Pong-v5", "Other-v5"))
     server.until(stream.finished.is_set)
     differs = "environment.task: the replay server Pong-v5, this actor Other-v5; make them equal"
     assert str(stream.error).endswith(f": {differs}"), "and nothing that is equal"
@@ -31,9 +29,9 @@ def test_an_actor_of_another_configuration_is_refused_for_good_with_the_differen
     assert server.service.actors == {}
 
 
-def test_an_actor_without_credit_waits_and_loses_nothing(link: Link) -> None:
-    server = link.server(limiter_that_lets_in(1))
-    stream = link.stream(queue_size=2)
+def test_an_actor_without_credit_waits_and_loses_nothing(experience: Link) -> None:
+    server = experience.server(limiter_that_lets_in(1))
+    stream = experience.stream(queue_size=2)
     put_all(stream, range(1 + CREDIT + 2), server)
     server.until(lambda: waiting_in(server.service) == CREDIT)
     assert not stream.put(segment_of(99), 0.05)
@@ -46,9 +44,9 @@ def test_an_actor_without_credit_waits_and_loses_nothing(link: Link) -> None:
     server.until(lambda: stream.acknowledged == (2 + CREDIT + 2) * TRANSITIONS)
 
 
-def test_a_segment_with_nan_is_dropped_and_its_steps_are_counted(link: Link) -> None:
-    server = link.server()
-    stream = link.stream()
+def test_a_segment_with_nan_is_dropped_and_its_steps_are_counted(experience: Link) -> None:
+    server = experience.server()
+    stream = experience.stream()
     segment = segment_of(1)
     columns = segment.columns | {"priority": segment.columns["priority"] * np.float32("nan")}
     put_all(stream, range(1), server)
@@ -61,10 +59,10 @@ def test_a_segment_with_nan_is_dropped_and_its_steps_are_counted(link: Link) -> 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_segments_sent_while_servers_come_and_go_are_each_stored_by_one_that_acknowledged(
-    link: Link, seed: int
+    experience: Link, seed: int
 ) -> None:
     rng = np.random.default_rng(seed)
-    stream = link.stream(queue_size=64)
+    stream = experience.stream(queue_size=64)
     for number in range(24):
         assert stream.put(segment_of(number), 5.0)
 
@@ -73,15 +71,15 @@ def test_segments_sent_while_servers_come_and_go_are_each_stored_by_one_that_ack
 
     stored_anywhere: set[int] = set()
     for enough in [*rng.integers(1, 8, 3), 24]:
-        stored = link.server().store_at_least(int(enough), or_until=all_acknowledged)
+        stored = experience.server().store_at_least(int(enough), or_until=all_acknowledged)
         assert stored == sorted(set(stored)), "in order, and each once"
         stored_anywhere |= set(stored)
     assert stored_anywhere == set(range(24))
 
 
-def test_overflow_drop_removes_the_oldest_unsent_segment_only_if_the_queue_is_full(link: Link) -> None:
-    server = link.server(limiter_that_lets_in(1))
-    stream = link.stream(queue_size=3, overflow="drop")
+def test_overflow_drop_removes_the_oldest_unsent_segment_only_if_the_queue_is_full(experience: Link) -> None:
+    server = experience.server(limiter_that_lets_in(1))
+    stream = experience.stream(queue_size=3, overflow="drop")
     server.until(lambda: stream.wait_for_welcome(0))
     for number in range(1 + CREDIT):
         put_all(stream, range(number, number + 1), server)
@@ -100,13 +98,13 @@ def test_overflow_drop_removes_the_oldest_unsent_segment_only_if_the_queue_is_fu
 
 
 def test_fault_30_an_actor_refused_for_its_version_ends_with_both_versions_in_one_line(
-    link: Link, monkeypatch: pytest.MonkeyPatch
+    experience: Link, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    server = link.server()
+    server = experience.server()
     encode = wire.encode
     hello = speaking(wire.PROTOCOL_VERSION + 1, ActorHello(1, KEY, 4))
     monkeypatch.setattr(wire, "encode", lambda message: hello if is_hello(message) else encode(message))
-    stream = link.stream()
+    stream = experience.stream()
     server.until(stream.finished.is_set)
     versions = f"protocol version {wire.PROTOCOL_VERSION}, this process version {wire.PROTOCOL_VERSION + 1}"
     assert f"server speaks {versions}: run the same release" in str(stream.error)

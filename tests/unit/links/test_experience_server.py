@@ -26,15 +26,13 @@ from apex_jax.transport.messages import (
     SegmentAck,
 )
 from apex_jax.types import PEER_TIMEOUT_SECONDS, SegmentRecord
-from tests.rigs.experience_link import CREDIT, KEY, Link, join, limiter_that_lets_in, link, message_of
+from tests.rigs.experience_link import CREDIT, KEY, Link, join, limiter_that_lets_in, message_of
 from tests.rigs.links import TRANSITIONS, waiting_in
 from tests.rigs.messages import speaking
 
-__all__ = ["link"]
 
-
-def test_a_status_is_answered_with_the_stored_sequence(link: Link) -> None:
-    peer = link.peer(link.server(), peer_id=1)
+def test_a_status_is_answered_with_the_stored_sequence(experience: Link) -> None:
+    peer = experience.peer(experience.server(), peer_id=1)
     peer.send(message_of(1))
     assert peer.receive(SegmentAck).sequence == 1
     for _ in range(3):
@@ -42,9 +40,9 @@ def test_a_status_is_answered_with_the_stored_sequence(link: Link) -> None:
         assert peer.receive(SegmentAck).sequence == 1
 
 
-def test_segments_are_answered_while_the_limiter_allows_no_insert(link: Link) -> None:
-    server = link.server(limiter_that_lets_in(1))
-    peer = link.peer(server, peer_id=1)
+def test_segments_are_answered_while_the_limiter_allows_no_insert(experience: Link) -> None:
+    server = experience.server(limiter_that_lets_in(1))
+    peer = experience.peer(server, peer_id=1)
     for number in range(1, 4):
         peer.send(message_of(number))
         if number > 1:
@@ -55,8 +53,8 @@ def test_segments_are_answered_while_the_limiter_allows_no_insert(link: Link) ->
     assert server.stored() == [1]
 
 
-def test_an_empty_server_accepts_the_oldest_unacknowledged_segment_of_an_actor(link: Link) -> None:
-    peer = link.peer(server := link.server())
+def test_an_empty_server_accepts_the_oldest_unacknowledged_segment_of_an_actor(experience: Link) -> None:
+    peer = experience.peer(server := experience.server())
     peer.send(ActorHello(1, KEY, 4, acknowledged=6))
     peer.receive(ActorWelcome)
     peer.send(message_of(6), message_of(7), message_of(8))
@@ -66,9 +64,9 @@ def test_an_empty_server_accepts_the_oldest_unacknowledged_segment_of_an_actor(l
     assert +server.dropped == {"duplicate_segment": 1}
 
 
-def test_a_refused_segment_counts_its_steps_and_is_acknowledged_after_the_earlier_ones(link: Link) -> None:
-    server = link.server(limiter_that_lets_in(1))
-    peer = link.peer(server, peer_id=1)
+def test_a_refused_segment_counts_its_steps_and_is_acknowledged_after_the_earlier_ones(experience: Link) -> None:
+    server = experience.server(limiter_that_lets_in(1))
+    peer = experience.peer(server, peer_id=1)
     bad = message_of(3)
     peer.send(message_of(1), message_of(2), bad._replace(crc=bad.crc ^ 1, transitions=5))
     assert peer.receive(SegmentAck).sequence == 1
@@ -82,9 +80,9 @@ def test_a_refused_segment_counts_its_steps_and_is_acknowledged_after_the_earlie
     assert (totals["dropped_bad_checksum"], totals["stored"]) == (5, 2 * TRANSITIONS)
 
 
-def test_a_peer_of_another_protocol_version_is_refused_in_its_own_version(link: Link) -> None:
-    server = link.server()
-    peer = link.peer(server)
+def test_a_peer_of_another_protocol_version_is_refused_in_its_own_version(experience: Link) -> None:
+    server = experience.server()
+    peer = experience.peer(server)
     peer.send_frames(*speaking(1, LearnerHello(1, "", 0, 1, 1)))
     server.until(lambda: peer.socket.poll(0))
     header = msgpack.unpackb(peer.socket.recv_multipart()[0])
@@ -94,9 +92,9 @@ def test_a_peer_of_another_protocol_version_is_refused_in_its_own_version(link: 
     assert server.dropped["wrong_version"] == 1
 
 
-def test_the_end_of_the_run_reaches_every_actor(link: Link) -> None:
-    server = link.server()
-    streams = [link.stream(peer_id) for peer_id in (1, 2)]
+def test_the_end_of_the_run_reaches_every_actor(experience: Link) -> None:
+    server = experience.server()
+    streams = [experience.stream(peer_id) for peer_id in (1, 2)]
     server.until(lambda: len(server.service.actors) == 2)
     server.service.finish("enough")
     for stream in streams:
@@ -104,14 +102,14 @@ def test_the_end_of_the_run_reaches_every_actor(link: Link) -> None:
         assert stream.error is None
         stream.close()
     server.until(lambda: not server.service.actors)
-    peer = link.peer(server, peer_id=3)
+    peer = experience.peer(server, peer_id=3)
     server.service.finish("enough")
     assert peer.receive(Finish).reason == "enough"
 
 
-def test_a_sender_beyond_its_credit_is_counted_and_not_stored(link: Link) -> None:
-    server = link.server(limiter_that_lets_in(1))
-    peer = link.peer(server, peer_id=1)
+def test_a_sender_beyond_its_credit_is_counted_and_not_stored(experience: Link) -> None:
+    server = experience.server(limiter_that_lets_in(1))
+    peer = experience.peer(server, peer_id=1)
     peer.send(message_of(1))
     peer.receive(SegmentAck)
     peer.send(*(message_of(number) for number in range(2, CREDIT + 2)))
@@ -126,17 +124,17 @@ def test_a_sender_beyond_its_credit_is_counted_and_not_stored(link: Link) -> Non
 # Who may join, and under which numbers ------------------------------------------------------------------------------
 
 
-def test_each_actor_is_welcomed_with_ladder_indices_of_its_own(link: Link) -> None:
-    server = link.server()
-    first, second = join(link.peer(server), 1), join(link.peer(server), 2)
+def test_each_actor_is_welcomed_with_ladder_indices_of_its_own(experience: Link) -> None:
+    server = experience.server()
+    first, second = join(experience.peer(server), 1), join(experience.peer(server), 2)
     assert (first.actor_number, second.actor_number) == (1, 2)
     assert sorted([*first.ladder_indices, *second.ladder_indices]) == list(range(8))
     assert (first.ladder_size, first.max_outstanding_segments) == (8, CREDIT)
 
 
-def test_a_silent_actor_is_evicted_and_its_ladder_indices_go_to_the_next(link: Link) -> None:
-    server = link.server()
-    silent, alive = link.peer(server), link.peer(server)
+def test_a_silent_actor_is_evicted_and_its_ladder_indices_go_to_the_next(experience: Link) -> None:
+    server = experience.server()
+    silent, alive = experience.peer(server), experience.peer(server)
     ladder_indices = join(silent, 1).ladder_indices
     join(alive, 2)
     server.now_seconds = PEER_TIMEOUT_SECONDS
@@ -146,15 +144,15 @@ def test_a_silent_actor_is_evicted_and_its_ladder_indices_go_to_the_next(link: L
     assert len(server.service.actors) == 2
     server.service.evict_dead_peers(PEER_TIMEOUT_SECONDS + 0.1)
     assert [actor.peer_id for actor in server.service.actors.values()] == [2]
-    assert join(link.peer(server), 3).ladder_indices.tolist() == ladder_indices.tolist()
+    assert join(experience.peer(server), 3).ladder_indices.tolist() == ladder_indices.tolist()
 
 
 def test_nobody_is_evicted_while_its_heartbeat_may_be_pending_but_a_flood_protects_nobody(
-    link: Link, monkeypatch: pytest.MonkeyPatch
+    experience: Link, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(experience_server, "MAX_ACTORS", 2)
-    server = link.server()
-    _, flooding = link.peer(server, peer_id=1), link.peer(server, peer_id=2)
+    server = experience.server()
+    _, flooding = experience.peer(server, peer_id=1), experience.peer(server, peer_id=2)
     monkeypatch.setattr(sockets, "MESSAGES_AT_ONCE", 1)
     flooding.send(*[ActorStatus(0.0, 0)] * 6)
     for number in range(1, 6):  # two peers can have at most so many unread heartbeats as there are peers, twice over
@@ -164,41 +162,41 @@ def test_nobody_is_evicted_while_its_heartbeat_may_be_pending_but_a_flood_protec
         assert len(server.service.actors) == (2 if number <= 4 else 1)
 
 
-def test_an_actor_that_reconnects_keeps_its_ladder_indices(link: Link) -> None:
-    server = link.server()
-    before = join(link.peer(server), 1)
-    join(link.peer(server), 2)
-    after = join(link.peer(server), 1)
+def test_an_actor_that_reconnects_keeps_its_ladder_indices(experience: Link) -> None:
+    server = experience.server()
+    before = join(experience.peer(server), 1)
+    join(experience.peer(server), 2)
+    after = join(experience.peer(server), 1)
     assert (after.actor_number, after.ladder_indices.tolist()) == (before.actor_number, before.ladder_indices.tolist())
     assert len(server.service.actors) == 2
 
 
-def test_a_repeated_hello_is_welcomed_once(link: Link) -> None:
-    server = link.server()
-    peer = link.peer(server, peer_id=1)
+def test_a_repeated_hello_is_welcomed_once(experience: Link) -> None:
+    server = experience.server()
+    peer = experience.peer(server, peer_id=1)
     peer.send(ActorHello(1, KEY, 4))
     assert peer.receives_nothing()
     assert len(server.service.actors) == 1
 
 
-def test_a_new_peer_id_on_a_connection_frees_the_ladder_indices_of_the_previous_one(link: Link) -> None:
-    server = link.server()
-    peer = link.peer(server)
+def test_a_new_peer_id_on_a_connection_frees_the_ladder_indices_of_the_previous_one(experience: Link) -> None:
+    server = experience.server()
+    peer = experience.peer(server)
     first, *_ = [join(peer, peer_id) for peer_id in range(1, 10)]
     assert len(server.service.actors) == 1
     peer.send(Goodbye())
     server.until(lambda: not server.service.actors)
-    assert join(link.peer(server), 10).ladder_indices.tolist() == first.ladder_indices.tolist()
+    assert join(experience.peer(server), 10).ladder_indices.tolist() == first.ladder_indices.tolist()
 
 
-def test_a_restarted_server_accepts_the_ladder_indices_and_the_actor_number_of_an_actor(link: Link) -> None:
-    first = link.server()
-    streams = [link.stream(peer_id) for peer_id in (1, 2)]
+def test_a_restarted_server_accepts_the_ladder_indices_and_the_actor_number_of_an_actor(experience: Link) -> None:
+    first = experience.server()
+    streams = [experience.stream(peer_id) for peer_id in (1, 2)]
     first.until(lambda: all(stream.wait_for_welcome(0) for stream in streams))
     welcomes: list[Any] = [stream.wait_for_welcome(0) for stream in streams]
     first.close()
-    second = link.server()
-    newcomer = join(link.peer(second), 3)
+    second = experience.server()
+    newcomer = join(experience.peer(second), 3)
     second.until(lambda: len(second.service.actors) == 3)
     for actor in second.service.actors.values():
         if actor.peer_id != 3:
@@ -206,24 +204,24 @@ def test_a_restarted_server_accepts_the_ladder_indices_and_the_actor_number_of_a
             assert (actor.actor_number, [*actor.ladder_indices]) == (welcome.actor_number, [*welcome.ladder_indices])
     assert sorted(actor.actor_number for actor in second.service.actors.values() if actor.peer_id != 3) == [1, 2]
     assert newcomer.ladder_size == 8
-    assert join(link.peer(second), 4).actor_number == 3
+    assert join(experience.peer(second), 4).actor_number == 3
 
 
-def test_a_new_actor_gets_the_ladder_indices_of_a_quiet_one_before_its_eviction(link: Link) -> None:
-    server = link.server()
-    living, dead = link.peer(server, peer_id=1), join(link.peer(server), 2)
+def test_a_new_actor_gets_the_ladder_indices_of_a_quiet_one_before_its_eviction(experience: Link) -> None:
+    server = experience.server()
+    living, dead = experience.peer(server, peer_id=1), join(experience.peer(server), 2)
     server.now_seconds = experience_server.QUIET_SECONDS + 1.0
     living.send(ActorStatus(0.0, 0))
     assert living.receive(SegmentAck).sequence == 0
-    again = join(link.peer(server), 3)
+    again = join(experience.peer(server), 3)
     assert len(server.service.actors) == 3, "the dead one is not forgotten yet"
     assert again.ladder_indices.tolist() == dead.ladder_indices.tolist()
     assert again.actor_number == 3
 
 
 @pytest.mark.parametrize("ladder_indices", [[0, 1, 2], [0, 1, 2, 8], [-1, 0, 1, 2], []])
-def test_ladder_indices_outside_the_ladder_are_replaced(link: Link, ladder_indices: list[int]) -> None:
-    peer = link.peer(link.server())
+def test_ladder_indices_outside_the_ladder_are_replaced(experience: Link, ladder_indices: list[int]) -> None:
+    peer = experience.peer(experience.server())
     peer.send(ActorHello(1, KEY, 4, actor_number=5, ladder_indices=np.array(ladder_indices, np.int32)))
     welcome = peer.receive(ActorWelcome)
     assert (welcome.actor_number, welcome.ladder_indices.tolist()) == (5, [0, 2, 5, 7])
@@ -235,27 +233,27 @@ def test_ladder_indices_outside_the_ladder_are_replaced(link: Link, ladder_indic
     (2**48, 1),  # the largest of a message
 ])  # fmt: skip
 def test_after_the_largest_claimed_actor_number_later_ones_still_fit_in_a_message(
-    link: Link, claim: int, given: int
+    experience: Link, claim: int, given: int
 ) -> None:
-    server = link.server()
-    peer = link.peer(server)
+    server = experience.server()
+    peer = experience.peer(server)
     peer.send(ActorHello(1, KEY, 4, actor_number=claim, ladder_indices=np.arange(4, dtype=np.int32)))
     assert peer.receive(ActorWelcome).actor_number == given
-    second = join(link.peer(server), 2)
+    second = join(experience.peer(server), 2)
     assert second.actor_number == given + 1, "a number that fits the protocol"
 
 
 def test_an_actor_beyond_the_limit_is_refused_and_retries(
-    link: Link, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    experience: Link, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(experience_server, "MAX_ACTORS", 1)
-    server = link.server()
-    peer = link.peer(server, peer_id=1)
-    stream = link.stream(peer_id=2)
+    server = experience.server()
+    peer = experience.peer(server, peer_id=1)
+    stream = experience.stream(peer_id=2)
     server.until(lambda: stream.dropped["refused"] >= 3)
     assert not stream.finished.is_set()
     assert len(caplog.records) == 1
-    back = link.peer(server)
+    back = experience.peer(server)
     join(back, 1)  # it is no other
     back.send(Goodbye())
     server.until(lambda: stream.wait_for_welcome(0))

@@ -13,7 +13,7 @@ from apex_jax.host.errors import UsageError
 from apex_jax.plotting.curves import grouped, held, read_packed, read_run, steps
 from apex_jax.plotting.plot import groups_of
 from apex_jax.run.metrics import MetricsWriter
-from results.publish import pack, thinned
+from results.publish import pack
 from tests.rigs.runs import RETURN, START, make_run, plain_run, write_lines
 
 
@@ -162,14 +162,6 @@ def test_packed_runs_equal_the_runs_of_their_directories(tmp_path: Path) -> None
     assert len(group.runs) == 2
     [named] = groups_of([f"x={tmp_path / 'both.jsonl'}"])
     assert named.label == "x"
-
-
-@pytest.mark.parametrize(("lines", "kept"), [(1, 1), (20, 20), (120, 30), (1200, 100)])
-def test_published_metrics_are_a_line_a_minute_but_30_of_a_short_run(lines: int, kept: int) -> None:
-    written = [{"time": 5.0 * i, "seconds": 5.0 * i} for i in range(lines)]  # every five seconds, as by default
-    published = thinned(written)
-    assert kept <= len(published) <= kept + 1
-    assert published[-1:] == written[-1:]
 
 
 @pytest.mark.parametrize("line", [

@@ -56,18 +56,3 @@ def test_message_of_the_largest_values_fits_the_header(kind: Any) -> None:
     assert type(wire.decode(wire.encode(message))) is kind
     shapes = sum(isinstance(item, list) for item in msgpack.unpackb(header))
     assert len(header) + 20 * shapes <= wire.MAX_HEADER_BYTES, "with the largest shapes"
-
-
-@every_kind
-def test_default_of_each_field_can_be_sent(kind: Any) -> None:
-    required = {name: mark for name, mark in marks_of(kind).items() if name not in kind._field_defaults}
-    message = kind(**{name: largest(mark) for name, mark in required.items()})
-    sent = wire.decode(wire.encode(message))
-    for name, default in kind._field_defaults.items():
-        np.testing.assert_array_equal(getattr(sent, name), default)
-
-
-def test_shared_default_array_cannot_be_written() -> None:
-    hello = messages.ActorHello(1, "key", 4)
-    with pytest.raises(ValueError, match="read-only"):
-        hello.ladder_indices[:] = 1

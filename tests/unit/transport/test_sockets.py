@@ -67,19 +67,6 @@ def address_of(end: zmq.Socket) -> str:
     return address.rstrip(b"\0").decode()
 
 
-def next_goodbye(router: zmq.Socket, dropped: Counter[str]) -> Goodbye:
-    """Returns the next Goodbye that arrives; what else arrives is counted in `dropped`."""
-    received: list[Goodbye] = []
-
-    def arrived() -> bool:
-        if (message := sockets.receive_from(router, (Goodbye,), dropped)) is not None:
-            received.append(message[1])
-        return bool(received)
-
-    wait_until(arrived)
-    return received[0]
-
-
 # Options ----------------------------------------------------------------------------------------------------------
 
 
@@ -200,15 +187,6 @@ def test_send_to_a_peer_that_does_not_read_returns_false_in_the_end(opened: Open
 
 
 # Strangers --------------------------------------------------------------------------------------------------------
-
-
-def test_malformed_messages_are_skipped_and_counted_by_reason(opened: Opened, router: zmq.Socket) -> None:
-    peer, dropped = opened(sockets.connect_experience, address_of(router)), Counter[str]()
-    wait_until(lambda: sockets.send(peer, Rejoin()))
-    peer.send_multipart([b"\xc1"])
-    sockets.send(peer, Goodbye())
-    assert next_goodbye(router, dropped) == Goodbye()
-    assert dropped == {"unknown_kind": 1, "not_msgpack": 1}
 
 
 @pytest.mark.parametrize("connect", CONNECT)

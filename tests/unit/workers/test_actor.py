@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -58,13 +58,6 @@ class Acting:
         self.steps: list[Step] = []
         self.epsilons: list[np.ndarray] = []
         self.replay = Replay()
-
-
-@pytest.fixture
-def context() -> Iterator[zmq.Context]:
-    context = zmq.Context()
-    yield context
-    context.term()
 
 
 @functools.cache  # compiled once

@@ -136,14 +136,6 @@ def test_the_end_of_the_run_ends_the_server_once_all_have_left(
     assert not running.thread.is_alive()
 
 
-def test_actor_that_joins_after_the_end_is_told_too(running: Running) -> None:
-    learner = running.learner()  # as on a fleet that is started again after the end of its run
-    learner.send(Finish("enough"))
-    assert learner.receive(Finish).reason == "enough"
-    learner.send(Goodbye())
-    assert running.actor(1).receive(Finish).reason == "enough"
-
-
 def test_metrics_count_stored_drawn_dropped_and_played(running: Running) -> None:
     actor, learner = running.actor(1), running.learner()
     learner.send(Credit(10, 1))
