@@ -1,10 +1,9 @@
-"""Frozen and separated processes in a fleet of real ones: what the others do meanwhile and afterwards."""
+"""Frozen and lost processes in a fleet of real ones: what the others do meanwhile and afterwards."""
 
 from __future__ import annotations
 
 import re
 import signal
-import statistics
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,7 +11,6 @@ import pytest
 
 from apex_jax.config.load import load
 from apex_jax.run.metrics import read_metrics
-from apex_jax.workers.learner import CALLS_IN_FLIGHT
 from tests.rigs.fleet import (
     FORGOTTEN_SECONDS,
     Fleet,
@@ -23,15 +21,12 @@ from tests.rigs.fleet import (
     ledger_violations,
     losses_said,
     newest_ledger,
-    next_values,
 )
 from tests.rigs.processes import ROOT, Programs, values, wait_until
 
 MINIMUM = load(ROOT / "configs" / "catch.yaml").replay.min_size_to_sample
 LOST = re.compile(r"the replay server at \S+ is lost: looking for it")
 GROWTH_BYTES = 8 * 2**20
-LATENCY_SECONDS = 0.2  # one way
-LONG_SECONDS = 90.0  # for what takes ZMQ up to 30 s (a handshake that nobody answers) on a machine that is busy
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
@@ -50,22 +45,18 @@ def test_fault_02_actor_frozen_for_30_s_shows_its_lag_catches_up_and_stores_noth
 ) -> None:
     fleet.start("replay", "learner", "actor-0", "actor-1")
     begins(fleet, actors=2)
-    before = statistics.fmean(next_values(fleet, "actor-1", "actor/steps_per_second", 20))
     frozen = fleet.running["actor-1"]
     frozen.send(signal.SIGSTOP)
     wait_until(lambda: fleet.actors() == 1, FORGOTTEN_SECONDS)
     lasts(20)  # 30 in all
     goes_on(fleet)
     assert fleet.actors() == 1
-    frames, lines = fleet.newest("learner", "step", 0.0), fleet.lines("actor-1")
+    frames = fleet.newest("learner", "step", 0.0)
     assert fleet.newest("actor-1", "step", 0.0) < frames, "with weights of how long ago it acts"
     frozen.send(signal.SIGCONT)
     wait_until(lambda: fleet.actors() == 2)
     acts(fleet, "actor-1")
     wait_until(lambda: fleet.newest("actor-1", "step", 0.0) >= frames)
-    rates = values(fleet.directory, "actor-1", "actor/steps_per_second")[lines:]
-    assert rates[0] < 0.1 * before, "over 30 s"
-    wait_until(lambda: fleet.newest("actor-1", "actor/steps_per_second", 0.0) > 0.5 * before)
     assert fleet.running["replay"].stderr.count("has been silent for 10 s") == 1
     assert fleet.with_traceback() == []
     assert leave_in_order(fleet, "actor-0", "actor-1") == []
@@ -164,44 +155,3 @@ def test_fault_04_learner_and_actor_of_a_fleet_wait_for_an_empty_replay_and_go_o
         assert learner.stderr.count("the replay server is back after") == 1
         actor.wait_until(lambda: actor.stderr.count("the replay server is back after") == 1)
         assert fleet.with_traceback() == []
-
-
-# Learner and replay server are separated ---------------------------------------------------------------------------
-
-
-def test_fault_32_a_partition_between_distant_learner_and_replay_ends_in_updates(fleet: Fleet) -> None:
-    learner = load(ROOT / "configs" / "catch.yaml").learner
-    one_draw_at_a_time = learner.updates_of_a_call(on_cpu=True) / (2 * LATENCY_SECONDS)
-    proxy = fleet.proxy("learner", "sampling")
-    # A distant learner is as fast as what it asks for ahead lets it be, whatever else this machine does meanwhile: a
-    # partition that costs a quarter of that shows, and a busy minute does not.
-    proxy.conditions.latency_seconds = LATENCY_SECONDS
-    fleet.start("replay", "learner", "actor-0")
-    begins(fleet, actors=1)
-    before, connections = _rate(fleet), proxy.traffic.connections
-    assert before > CALLS_IN_FLIGHT * one_draw_at_a_time, "prefetched batches hide latency"
-    proxy.stop()
-    lasts(30)
-    held_at, waits = fleet.updates(), fleet.newest("learner", "learner/wait_seconds_share", 0.0)
-    proxy.heal()
-    wait_until(lambda: fleet.updates() > held_at + 500, LONG_SECONDS)
-    assert any(_rate(fleet) >= 0.9 * before for _ in range(3)), f"{before} updates a second are never reached again"
-    assert waits > 0.9, "the metrics of a parted learner say that it waits, ..."
-    losses = fleet.newest("learner", "learner/replay_disconnects", -1.0)
-    assert losses == 1, "... and that it has lost the replay once"
-    assert losses_said(fleet) == fleet.running["learner"].stderr.count("is back after") == losses
-    assert fleet.running["replay"].stderr.count("the learner has been silent") == 1
-    # A connection that was begun meanwhile, and has shown nothing for ten seconds, is closed and counted; no other is.
-    assert fleet.dropped().get("failed_handshake", 0.0) <= proxy.traffic.connections - connections
-    assert fleet.dropped().keys() <= {"stale_priority", "failed_handshake"}
-    assert fleet.dropped("learner") == {}
-    assert fleet.newest("replay", "replay/samples_per_insert", 0.0) <= 9, "8 and what the error buffer allows"
-    assert fleet.with_traceback() == []
-
-
-def _rate(fleet: Fleet) -> float:
-    """Returns the updates a second over 10 s, the first 5 s left out: of a start, or of a catching up."""
-    next_values(fleet, "learner", "learner/updates", 60)
-    lines = read_metrics(fleet.directory / "metrics" / "learner.jsonl")
-    first, last = lines[-40], lines[-1]
-    return (last["learner/updates"] - first["learner/updates"]) / (last["time"] - first["time"])

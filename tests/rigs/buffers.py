@@ -13,8 +13,8 @@ SPEC = SegmentSpec(
 )
 
 
-def buffer_of(num_segments: int = 4, alpha: float = 0.6, seed: int = 0, spec: SegmentSpec = SPEC) -> ReplayBuffer:
-    return ReplayBuffer(spec, num_segments * spec.max_transitions, alpha, np.random.default_rng(seed))
+def buffer_of(num_segments: int = 4, alpha: float = 0.6, seed: int = 0) -> ReplayBuffer:
+    return ReplayBuffer(SPEC, num_segments * SPEC.max_transitions, alpha, np.random.default_rng(seed))
 
 
 def columns_of(priority: np.ndarray) -> Columns:

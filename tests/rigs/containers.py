@@ -58,10 +58,12 @@ def tracked_files() -> list[str]:
     return [path for path in done.stdout.decode().split("\0") if path and (ROOT / path).is_file()]
 
 
-def services(file: str = "compose.yaml", environment: Mapping[str, str] | None = None) -> dict[str, dict[str, Any]]:
-    """Returns the services of a compose file, with the variables of `environment` or their defaults in it."""
+def services(environment: Mapping[str, str] | None = None) -> dict[str, dict[str, Any]]:
+    """Returns the services of compose.yaml, with the variables of `environment` or their defaults in it."""
     given = environment or {}
-    text = re.sub(r"\$\{(\w+):-([^}]*)\}", lambda found: given.get(found[1]) or found[2], (ROOT / file).read_text())
+    text = re.sub(
+        r"\$\{(\w+):-([^}]*)\}", lambda found: given.get(found[1]) or found[2], (ROOT / "compose.yaml").read_text()
+    )
     found: dict[str, dict[str, Any]] = yaml.safe_load(text)["services"]
     return found
 

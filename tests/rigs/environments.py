@@ -209,11 +209,8 @@ class Mistaken(Corridor):
     def __init__(self, what: str):
         super().__init__()
         self.what = what
-        place = spaces.Box(0, 1, (2,), np.float32)
-        others: dict[str, Any] = {"sequence": spaces.Sequence(place), "graph": spaces.Graph(place, None)}
-        self.observation_space = others.get(what, self.observation_space)
-        if what == "part":
-            self.observation_space = spaces.Dict({"place": place, "visited": spaces.Sequence(place)})
+        if what == "sequence":
+            self.observation_space = spaces.Sequence(spaces.Box(0, 1, (2,), np.float32))
 
     def reset(self, **arguments: Any) -> Any:
         observation, info = super().reset(**arguments)

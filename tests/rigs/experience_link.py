@@ -91,14 +91,14 @@ class Link(Ends):
         return peer
 
 
-def join(peer: Peer, peer_id: int, num_environments: int = 4) -> ActorWelcome:
-    peer.send(ActorHello(peer_id, CONFIG.compatibility_key, num_environments))
+def join(peer: Peer, peer_id: int) -> ActorWelcome:
+    peer.send(ActorHello(peer_id, CONFIG.compatibility_key, num_environments=4))
     return peer.receive(ActorWelcome)
 
 
-def message_of(number: int, peer_id: int = 1) -> SegmentRecord:
+def message_of(number: int) -> SegmentRecord:
     body = encode_segment(segment_of(number), SPEC)
-    return SegmentRecord(peer_id, number, 10 * number, TRANSITIONS, body, zlib.crc32(body))
+    return SegmentRecord(1, number, 10 * number, TRANSITIONS, body, zlib.crc32(body))
 
 
 def put_all(stream: CountingStream, numbers: range, server: Server) -> None:

@@ -17,7 +17,6 @@ from apex_jax.run.metrics import read_metrics
 from apex_jax.types import PEER_TIMEOUT_SECONDS
 from tests.rigs.ports import free_port
 from tests.rigs.processes import (
-    PATIENCE_SECONDS,
     ROOT,
     Program,
     Programs,
@@ -111,10 +110,10 @@ class Fleet:
         """Returns how many lines of metrics a process has written: of a server four a second, whatever happens."""
         return len(values(self.directory, name, "system/resident_memory_bytes"))
 
-    def dropped(self, name: str = "replay") -> dict[str, float]:
-        """Returns the refusals of a process by reason."""
+    def dropped(self) -> dict[str, float]:
+        """Returns the refusals of the replay server by reason."""
         start = "replay/dropped_"
-        line = read_metrics(self.directory / "metrics" / f"{name}.jsonl")[-1]
+        line = read_metrics(self.directory / "metrics" / "replay.jsonl")[-1]
         return {tag.removeprefix(start): value for tag, value in line.items() if tag.startswith(start) and value}
 
     def with_traceback(self) -> list[str]:
@@ -132,29 +131,20 @@ def begins(fleet: Fleet, actors: int) -> None:
     fleet.running["learner"].wait_until(lambda: fleet.actors() == actors and fleet.updates() > 0, START_SECONDS)
 
 
-def goes_on(fleet: Fleet, seconds: float = PATIENCE_SECONDS) -> None:
+def goes_on(fleet: Fleet) -> None:
     """Waits until the learner has made some more updates."""
     updates = fleet.updates()
     try:
-        wait_until(lambda: fleet.updates() > updates + 100, seconds)
+        wait_until(lambda: fleet.updates() > updates + 100)
     except AssertionError as error:
         said = "\n".join(f"{name}:\n{program.stderr[-2000:]}" for name, program in fleet.running.items())
         raise AssertionError(f"{fleet.updates()} updates, of which {updates} are old: {error}\n{said}") from None
 
 
-def acts(fleet: Fleet, name: str, seconds: float = PATIENCE_SECONDS) -> None:
+def acts(fleet: Fleet, name: str) -> None:
     """Waits until an actor has acted for some more time."""
     lines = fleet.lines(name)
-    wait_until(
-        lambda: fleet.lines(name) >= lines + 3 and fleet.newest(name, "actor/steps_per_second", 0.0) > 0, seconds
-    )
-
-
-def next_values(fleet: Fleet, name: str, tag: str, count: int) -> list[float]:
-    """Waits for this many more lines of a process; returns their values of a tag."""
-    before = len(values(fleet.directory, name, tag))
-    wait_until(lambda: len(values(fleet.directory, name, tag)) >= before + count)
-    return values(fleet.directory, name, tag)[before : before + count]
+    wait_until(lambda: fleet.lines(name) >= lines + 3 and fleet.newest(name, "actor/steps_per_second", 0.0) > 0)
 
 
 def lasts(seconds: float) -> None:

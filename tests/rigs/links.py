@@ -73,8 +73,8 @@ def replay_of(num_segments: int = 64, limiter: RateLimiter | None = None) -> Rep
     return replay
 
 
-def free_limiter(min_size: int = 1) -> RateLimiter:
-    return RateLimiter(min_size, 0.0, 0.0)
+def free_limiter() -> RateLimiter:
+    return RateLimiter(1, 0.0, 0.0)
 
 
 def free_address() -> str:

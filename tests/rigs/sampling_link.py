@@ -41,10 +41,8 @@ BETA = 0.4
 L = SPEC.slots
 
 
-def hello_of(
-    peer_id: int = 1, environment_steps: int = 0, batches: int = K, compatibility_key: str = CONFIG.compatibility_key
-) -> Any:
-    return LearnerHello(peer_id, compatibility_key, environment_steps, batches_at_once=batches, batch_size=B)
+def hello_of(peer_id: int = 1, environment_steps: int = 0, batches: int = K) -> Any:
+    return LearnerHello(peer_id, CONFIG.compatibility_key, environment_steps, batches_at_once=batches, batch_size=B)
 
 
 def streamed(*numbers: int, ring_slots: list[int] | None = None, bodies: list[bytes] | None = None) -> StreamedSegments:
@@ -57,13 +55,13 @@ def streamed(*numbers: int, ring_slots: list[int] | None = None, bodies: list[by
     )
 
 
-def batches_of(index: int, shape: tuple[int, int] = (K, B), environment_steps: int = 0) -> IndexBatches:
+def batches_of(index: int, shape: tuple[int, int] = (K, B)) -> IndexBatches:
     return IndexBatches(
         indices=np.full(shape, index, np.int32).ravel(),
         generations=np.ones(shape, np.uint32).ravel(),
         probabilities=np.ones(shape).ravel(),
         replay_id="0123456789abcdef",
-        environment_steps=environment_steps,
+        environment_steps=0,
         samples_per_insert=1.0,
         age_seconds=0.0,
     )

@@ -39,15 +39,17 @@ class Served:
         self.peers.append(Peer(connect(self.context, getattr(self.config.addresses, link)), self.serve))
         return self.peers[-1]
 
-    def actor(self, peer_id: int, num_environments: int = 4, acknowledged: int = 0) -> Peer:
+    def actor(self, peer_id: int, acknowledged: int = 0) -> Peer:
         peer = self.peer("experience")
-        peer.send(ActorHello(peer_id, self.config.compatibility_key, num_environments, acknowledged))
+        peer.send(ActorHello(peer_id, self.config.compatibility_key, 4, acknowledged))
         peer.receive(ActorWelcome)
         return peer
 
-    def learner(self, peer_id: int = 5, environment_steps: int = 0, batches: int = 1) -> Peer:
+    def learner(self, peer_id: int = 5, environment_steps: int = 0) -> Peer:
         peer = self.peer("sampling")
-        peer.send(LearnerHello(peer_id, self.config.compatibility_key, environment_steps, batches, batch_size=4))
+        peer.send(
+            LearnerHello(peer_id, self.config.compatibility_key, environment_steps, batches_at_once=1, batch_size=4)
+        )
         peer.receive(LearnerWelcome)
         return peer
 

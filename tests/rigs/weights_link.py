@@ -78,11 +78,11 @@ class FalseLearner:
             frames = message if isinstance(message, list) else wire.encode(message)
             self._socket.send_multipart([self._identity, *frames])
 
-    def gives(self, version: int, seed: int, peer_id: int = PEER_ID, **changes: Any) -> None:
+    def gives(self, version: int, seed: int, **changes: Any) -> None:
         """Offers a version, waits for the request, and sends it."""
-        self.send(WeightsOffer(peer_id, version, False))
+        self.send(WeightsOffer(PEER_ID, version, False))
         self.receive(WeightsRequest)
-        self.send(body_of(version, seed, learner_peer_id=peer_id, **changes))
+        self.send(body_of(version, seed, **changes))
 
 
 class Link(Ends):
