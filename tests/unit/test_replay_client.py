@@ -160,7 +160,7 @@ def test_other_columns_than_the_servers_are_one_error(served: Served, act: str) 
 @pytest.mark.parametrize("act", ["insert", "draw"])
 def test_address_without_a_server_is_one_error_after_the_limit(served: Served, act: str) -> None:
     client = served.client("away_limit_seconds=0.3")
-    with pytest.raises(RunError, match=r"the replay server at tcp://127.0.0.1:\d+ has been away for 0 s .refused."):
+    with pytest.raises(RunError, match=r"tcp://127.0.0.1:\d+ .*refused"):
         use(client, act, items_of(range(1)))
 
 
@@ -177,7 +177,7 @@ def test_key_that_the_server_does_not_know_is_one_error(
     use(client, "insert", items_of(range(1)))
     use(client, "draw", {})
     stranger = served.client(f"security.keys={tmp_path}/others")
-    with pytest.raises(RunError, match="wrong key: compare the files"):
+    with pytest.raises(RunError, match="wrong key"):
         use(stranger, act, items_of(range(1)))
 
 
@@ -188,7 +188,7 @@ def test_second_reader_is_refused_and_a_later_one_is_not(served: Served, monkeyp
     first.insert(items_of(range(7)))
     first.flush()
     first.sample()
-    with pytest.raises(RunError, match="another learner draws from this replay server"):
+    with pytest.raises(RunError, match="another learner"):
         served.client().sample()
     first.close()
     served.client().sample()

@@ -157,13 +157,13 @@ def reset_and_step(adapted: Adapted) -> None:
 
 
 @pytest.mark.parametrize(("task", "what", "message"), [
-    ("Old", "", "unexpected keyword argument 'seed'"),
-    ("Mistaken", "reset", "reset returned a dict, not the tuple"),
-    ("Mistaken", "info", "the info is .*None.*, not a dict"),
-    ("Mistaken", "step", "step returned four values, as in gym before 0.26; wrap it in GymV21CompatibilityV0"),
-    ("Mistaken", "none", "the reward is .*None.*, not one number"),
-    ("Mistaken", "shape", "the reward is .*, not one number"),
-    ("Mistaken", "text", "the reward is .*, not one number"),
+    ("Old", "", "seed"),
+    ("Mistaken", "reset", "reset .*dict"),
+    ("Mistaken", "info", "info is .*None"),
+    ("Mistaken", "step", "step .*GymV21CompatibilityV0"),
+    ("Mistaken", "none", "reward is .*None"),
+    ("Mistaken", "shape", "reward is "),
+    ("Mistaken", "text", "reward is "),
 ])  # fmt: skip
 def test_method_that_returns_or_takes_something_else_is_named_with_its_file(task: str, what: str, message: str) -> None:
     adapted = make(f"{OWN}{task}", f'{{"what":"{what}"}}' if what else "{}")
@@ -180,7 +180,7 @@ def test_exception_of_an_environment_is_one_line(at: str, own_processes: bool) -
 
 
 def test_death_of_an_environment_s_process_is_one_line_with_its_exit_code() -> None:
-    with pytest.raises(BrokenEnvironment, match="the process of an environment ended with exit code 7"):
+    with pytest.raises(BrokenEnvironment, match="exit code 7"):
         play(config(f"{OWN}Dies", True), [1, 2], 10)
 
 
@@ -247,7 +247,7 @@ def test_environment_that_cannot_be_made_in_its_process_is_one_line_and_ends_the
 
 def test_environment_that_ends_its_process_when_it_is_made_is_one_line_with_the_exit_code() -> None:
     settings = config(f"{OWN}Dies", True, "environment.settings={made: true}")
-    with pytest.raises(BrokenEnvironment, match="ended its process, exit code 7"):
+    with pytest.raises(BrokenEnvironment, match="exit code 7"):
         describe(settings)
 
 
@@ -295,5 +295,5 @@ def test_numbers_beyond_their_bounds_are_used_as_they_are_with_one_warning_and_a
     assert {float(step.observation[0, 0]) for row in rows for step in row} == {3.0}, "the length"
     warning, count = (record for record in caplog.records if "beyond" in record.message)
     assert warning.levelname == "WARNING"
-    assert "number 0 of an observation[end] is 3, beyond its bounds 0 to 2.5" in warning.message
+    assert all(word in warning.message for word in ("observation[end] is 3", "0 to 2.5"))
     assert (count.levelname, count.message.split()[0]) == ("INFO", "20")

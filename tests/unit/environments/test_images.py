@@ -98,9 +98,9 @@ def test_layout_of_the_user_replaces_that_of_the_shape() -> None:
 
 
 @pytest.mark.parametrize(("space", "layout", "message"), [
-    (COLOR, "CHWC", "set environment.observation_layout=auto or vector"),
+    (COLOR, "CHWC", "environment.observation_layout=CHWC"),
     (spaces.Discrete(3), "HW", r"environment.observation_layout=HW: environment.task=A returns Discrete\(3\)"),
-    (spaces.Box(-np.inf, np.inf, (64, 64), np.float32), "HW", "have no bounds; wrap it in .*TransformObservation"),
+    (spaces.Box(-np.inf, np.inf, (64, 64), np.float32), "HW", "observation_layout=HW.*TransformObservation"),
 ])  # fmt: skip
 def test_layout_that_the_space_does_not_have_is_refused(space: Any, layout: str, message: str) -> None:
     with pytest.raises(UsageError, match=message):

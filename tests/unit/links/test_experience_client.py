@@ -57,26 +57,6 @@ def test_a_segment_with_nan_is_dropped_and_its_steps_are_counted(experience: Lin
     server.until(lambda: server.replay.ledger.steps == 2 * TRANSITIONS + np.isnan(columns["priority"]).sum())
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_segments_sent_while_servers_come_and_go_are_each_stored_by_one_that_acknowledged(
-    experience: Link, seed: int
-) -> None:
-    rng = np.random.default_rng(seed)
-    stream = experience.stream(queue_size=64)
-    for number in range(24):
-        assert stream.put(segment_of(number), 5.0)
-
-    def all_acknowledged() -> bool:
-        return stream.acknowledged == 24 * TRANSITIONS
-
-    stored_anywhere: set[int] = set()
-    for enough in [*rng.integers(1, 8, 3), 24]:
-        stored = experience.server().store_at_least(int(enough), or_until=all_acknowledged)
-        assert stored == sorted(set(stored)), "in order, and each once"
-        stored_anywhere |= set(stored)
-    assert stored_anywhere == set(range(24))
-
-
 def test_overflow_drop_removes_the_oldest_unsent_segment_only_if_the_queue_is_full(experience: Link) -> None:
     server = experience.server(limiter_that_lets_in(1))
     stream = experience.stream(queue_size=3, overflow="drop")

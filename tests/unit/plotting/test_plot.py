@@ -205,8 +205,8 @@ def test_pictures_with_odd_sides_are_written_in_both_formats(sides: tuple[int, i
 
 
 @pytest.mark.parametrize(("name", "message"), [
-    ("nowhere/game.mp4", "there is no folder .*nowhere; make it"),
-    ("game.avi", "videos are written as .mp4 and .gif"),
+    ("nowhere/game.mp4", "nowhere"),
+    ("game.avi", ".mp4 and .gif"),
 ])  # fmt: skip
 def test_unwritable_video_is_reported_before_a_game_is_played(tmp_path: Path, name: str, message: str) -> None:
     with pytest.raises(UsageError, match=message):

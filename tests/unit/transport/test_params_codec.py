@@ -52,7 +52,5 @@ def test_weights_that_are_not_float32_are_an_error_that_names_the_leaf() -> None
 
 def test_network_that_is_too_large_to_be_sent_is_one_line_of_error() -> None:
     like = {"a": jax.ShapeDtypeStruct((2**27 + 1,), jnp.float32)}
-    with pytest.raises(
-        UsageError, match=r"512 MiB of parameters, of which 512 can be sent; lower network.hidden_units"
-    ):
+    with pytest.raises(UsageError, match=r"512 MiB.*network.hidden_units"):
         params_codec.architecture_of(like)
