@@ -67,7 +67,7 @@ BUDGETS = {
         "transport": 1_107,
         "run": 1_177,
         ".": 1_282,
-        "agent": 1_186,
+        "agent": 1_174,
         "replay": 973,
         "config": 1_018,
         "export": 490,
@@ -75,7 +75,7 @@ BUDGETS = {
         "host": 366,
     },
     "tests": {
-        "unit": 12_656,
+        "unit": 12_659,
         "rigs": 2_604,
         "system": 2_506,
         "faults": 1_434,

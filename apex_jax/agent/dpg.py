@@ -22,7 +22,7 @@ from apex_jax.agent.exploration import noise_ladder
 from apex_jax.agent.frame_store import Array, FrameStore, Transitions, gather
 from apex_jax.agent.moments import Moments, add_observations, initial_moments, normalized
 from apex_jax.agent.networks import Encoder, make_policy_and_critic
-from apex_jax.agent.training import make_optimizer, maybe_copy_target, scan_updates_with_target
+from apex_jax.agent.training import make_optimizer, make_update, maybe_copy_target
 from apex_jax.config import Config
 from apex_jax.types import SegmentSpec
 
@@ -210,17 +210,7 @@ def _make_update(
         policy, critics = maybe_copy_target(is_due, online, target)
         return state._replace(target_policy=policy, target_critics=critics)
 
-    def update(
-        state: DPGState, store: FrameStore, indices: jax.Array, weights: jax.Array, learning_rate_share: jax.Array
-    ) -> tuple[DPGState, UpdateOutput]:
-        def once(state: DPGState, indices: jax.Array, weights: jax.Array) -> tuple[DPGState, UpdateOutput]:
-            return update_once(state, store, indices, weights, learning_rate_share)
-
-        interval = config.learner.target_update_interval
-        unrolled = jax.default_backend() == "cpu" and has_pixels  # see `make_dqn`
-        return scan_updates_with_target(once, copy_target, interval, state, indices, weights, unrolled)
-
-    return update
+    return make_update(update_once, copy_target, config.learner.target_update_interval, has_pixels)
 
 
 # Random shifts of images (DrQ-v2, Yarats et al. 2022), so that a critic does not depend on single pixels -------------

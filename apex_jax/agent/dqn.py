@@ -21,7 +21,7 @@ from apex_jax.agent.exploration import epsilon_ladder
 from apex_jax.agent.frame_store import FrameStore, Transitions, gather
 from apex_jax.agent.moments import Moments, add_observations, initial_moments, normalized
 from apex_jax.agent.networks import make_q_network
-from apex_jax.agent.training import make_optimizer, maybe_copy_target, scan_updates_with_target
+from apex_jax.agent.training import make_optimizer, make_update, maybe_copy_target
 from apex_jax.config import Config
 from apex_jax.host.errors import UsageError
 from apex_jax.types import SegmentSpec
@@ -133,17 +133,8 @@ def make_dqn(
     def copy_target(is_due: jax.Array, state: Any) -> Any:
         return state._replace(target_params=maybe_copy_target(is_due, state.online_params, state.target_params))
 
-    def update(
-        state: Any, store: FrameStore, indices: jax.Array, weights: jax.Array, learning_rate_share: jax.Array
-    ) -> tuple[Any, UpdateOutput]:
-        def once(state: Any, indices: jax.Array, weights: jax.Array) -> tuple[Any, UpdateOutput]:
-            return update_once(state, store, indices, weights, learning_rate_share)
-
-        # In a loop, XLA would run convolutions on one core of a CPU; without them, a loop compiles in half the time.
-        unrolled = jax.default_backend() == "cpu" and len(spec.frame_shape) > 1
-        interval = config.learner.target_update_interval
-        return scan_updates_with_target(once, copy_target, interval, state, indices, weights, unrolled)
-
+    interval, has_convolutions = config.learner.target_update_interval, len(spec.frame_shape) > 1
+    update = make_update(update_once, copy_target, interval, has_convolutions)
     return Algorithm(
         init=jax.jit(init),
         act=jax.jit(act),

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import optax
 
 from apex_jax.agent.algorithm import Params, State, UpdateOutput
+from apex_jax.agent.frame_store import FrameStore
 from apex_jax.config import LearnerConfig
 
 
@@ -78,28 +79,33 @@ def scan_updates(
     return state, jax.tree.map(lambda *leaves: jnp.stack(leaves), *outputs)
 
 
-def scan_updates_with_target(
-    update_once: Callable[[State, jax.Array, jax.Array], tuple[State, UpdateOutput]],
+def make_update(
+    update_once: Callable[..., tuple[State, UpdateOutput]],
     copy_target: Callable[[jax.Array, State], State],
     interval: int,
-    state: State,
-    indices: jax.Array,
-    weights: jax.Array,
-    unrolled: bool,
-) -> tuple[State, UpdateOutput]:
-    """Makes the K updates of a call as `scan_updates`, and copies the target parameters every `interval` updates.
+    has_convolutions: bool,
+) -> Callable[..., tuple[State, UpdateOutput]]:
+    """Returns `Algorithm.update`, not jitted: K updates, and the target parameters copied every `interval` updates.
 
+    `update_once`: as the result, with the indices int32[B] and weights float32[B] of one update.
     `copy_target(is_due bool[], state)`: copies them if `is_due`. On a GPU, a call reads all parameters even if it
     copies none, so it is made once for the K updates if K divides the interval. `state.updates`: int32[], the count.
     """
-    copies_at_the_end = jax.default_backend() != "cpu" and interval % len(indices) == 0
-    updates_before = state.updates
 
-    def once(state: State, indices: jax.Array, weights: jax.Array) -> tuple[State, UpdateOutput]:
-        state, output = update_once(state, indices, weights)
-        return state if copies_at_the_end else copy_target(state.updates % interval == 0, state), output
+    def update(
+        state: State, store: FrameStore, indices: jax.Array, weights: jax.Array, learning_rate_share: jax.Array
+    ) -> tuple[State, UpdateOutput]:
+        is_cpu, updates_before = jax.default_backend() == "cpu", state.updates
+        copies_at_the_end = not is_cpu and interval % len(indices) == 0
 
-    state, output = scan_updates(once, state, indices, weights, unrolled)
-    if copies_at_the_end:  # after a resume with another K, the count may pass a multiple inside a call
-        state = copy_target(state.updates // interval > updates_before // interval, state)
-    return state, output
+        def once(state: State, indices: jax.Array, weights: jax.Array) -> tuple[State, UpdateOutput]:
+            state, output = update_once(state, store, indices, weights, learning_rate_share)
+            return state if copies_at_the_end else copy_target(state.updates % interval == 0, state), output
+
+        # In a loop, XLA would run convolutions on one core of a CPU; without them, a loop compiles in half the time.
+        state, output = scan_updates(once, state, indices, weights, unrolled=is_cpu and has_convolutions)
+        if copies_at_the_end:  # after a resume with another K, the count may pass a multiple inside a call
+            state = copy_target(state.updates // interval > updates_before // interval, state)
+        return state, output
+
+    return update

@@ -16,7 +16,7 @@ from apex_jax.agent.dpg import make_dpg
 from apex_jax.agent.dqn import make_dqn
 from apex_jax.agent.exploration import choose_ladder_indices, epsilon_ladder, noise_ladder
 from apex_jax.agent.frame_store import FrameStore
-from apex_jax.agent.training import make_optimizer, maybe_copy_target, scan_updates_with_target
+from apex_jax.agent.training import make_optimizer, make_update, maybe_copy_target
 from apex_jax.config import Config, EnvironmentConfig, LearnerConfig
 from apex_jax.segment_codec import value_limits
 from apex_jax.types import SegmentSpec
@@ -211,7 +211,9 @@ class Toy(NamedTuple):
     updates: jax.Array
 
 
-def toy_update(state: Toy, indices: jax.Array, weights: jax.Array) -> tuple[Toy, UpdateOutput]:
+def toy_update(
+    state: Toy, store: None, indices: jax.Array, weights: jax.Array, share: float
+) -> tuple[Toy, UpdateOutput]:
     """An update whose result depends on all updates before it, and on their order."""
     online = 3 * state.online + indices.sum()
     output = UpdateOutput(weights * online, {"losses/td_loss": online + state.target + weights.sum()})
@@ -223,7 +225,8 @@ def copy_target(is_due: jax.Array, state: Toy) -> Toy:
 
 
 def call(unrolled: bool, interval: int = 1_000_000) -> Callable[..., tuple[Toy, UpdateOutput]]:
-    return partial(scan_updates_with_target, toy_update, copy_target, interval, unrolled=unrolled)
+    update = make_update(toy_update, copy_target, interval, unrolled)
+    return lambda state, indices, weights: update(state, None, indices, weights, 1.0)
 
 
 def toy(updates: int = 0) -> Toy:
