@@ -29,7 +29,7 @@ from apex_jax.run.metrics import RateMeter
 from apex_jax.segment_codec import value_limits
 from apex_jax.transport.messages import ActorHello, ActorStatus, ActorWelcome, EpisodeStatistics
 from apex_jax.types import EnvironmentSpec, Segment, Step
-from apex_jax.workers.role import RoleContext, checked, open_role
+from apex_jax.workers.role import RoleContext, checked_description, open_role
 
 _log = logging.getLogger(__name__)
 
@@ -249,7 +249,7 @@ def _begin(actor: Actor, welcome: ActorWelcome) -> tuple[np.ndarray, SegmentBuil
 
 def run(config: Config, name: str, stop: StopSignal) -> int:
     """Runs the role and returns the process's exit code."""
-    environment_spec = checked(config)
+    environment_spec = checked_description(config)
     log_reading(environment_spec)
     with open_role(config, "actor", name, stop) as role, open_actor(role, environment_spec) as actor:
         role.describe = actor.describe

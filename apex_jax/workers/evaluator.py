@@ -35,7 +35,7 @@ from apex_jax.run.params_file import keep_if_best
 from apex_jax.run.provenance import check_resumable, find_code
 from apex_jax.types import EnvironmentSpec
 from apex_jax.workers.recording import Film, check_video, draw_curves
-from apex_jax.workers.role import RoleContext, checked, open_role
+from apex_jax.workers.role import RoleContext, checked_description, open_role
 
 _log = logging.getLogger(__name__)
 
@@ -144,7 +144,7 @@ def run(config: Config, name: str, stop: StopSignal) -> int:
     run_directory, _ = run_of_checkpoint(config.evaluator.checkpoint)
     if config.evaluator.checkpoint:
         find_code(run_directory_of(run_directory), is_named=bool(code_settings(config)))
-    environment_spec = checked(config)
+    environment_spec = checked_description(config)
     check_video(config, environment_spec)  # fails before the games are played
     if config.evaluator.video:
         video = video_of_run(config.evaluator.video, run_directory or config.directory)

@@ -36,7 +36,7 @@ from apex_jax.segment_codec import value_limits
 from apex_jax.transport.messages import LearnerHello
 from apex_jax.transport.params_codec import architecture_of
 from apex_jax.types import EnvironmentSpec, SegmentSpec
-from apex_jax.workers.role import RoleContext, checked, open_role
+from apex_jax.workers.role import RoleContext, checked_description, open_role
 from apex_jax.workers.run_counters import RunCounters, Saver
 
 _log = logging.getLogger(__name__)
@@ -427,7 +427,7 @@ def _wait_for_others(learner: Learner) -> None:
 
 def run(config: Config, name: str, stop: StopSignal) -> int:
     """Runs the role and returns the process's exit code."""
-    environment_spec = checked(config)
+    environment_spec = checked_description(config)
     with open_role(config, "learner", name, stop) as role:
         if stop.is_set():
             return stop.exit_code  # stopped while the run was fetched; starting would replace its remote copy

@@ -39,7 +39,7 @@ from apex_jax.run.provenance import changed_settings, check_resumable, playing_a
 from apex_jax.transport.sockets import LocalLinks
 from apex_jax.types import EnvironmentSpec
 from apex_jax.workers.recording import check_video, draw_curves, film_in_simulator
-from apex_jax.workers.role import DESCRIBED, checked
+from apex_jax.workers.role import DESCRIBED, checked_description
 
 _log = logging.getLogger(__name__)
 
@@ -307,7 +307,7 @@ def check_local(config: Config) -> EnvironmentSpec:
 
     Raises UsageError or RunError for what a run on this machine would refuse after its start.
     """
-    environment_spec = checked(config, is_tried=True)
+    environment_spec = checked_description(config, is_tried=True)
     make_limiter(config, environment_spec.spec)
     check_journal(config, environment_spec.spec)
     check_video(config, environment_spec)

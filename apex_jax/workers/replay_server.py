@@ -21,7 +21,7 @@ from apex_jax.segment_codec import max_body_bytes
 from apex_jax.transport import sockets
 from apex_jax.transport.sockets import ServerMonitor
 from apex_jax.types import SegmentSpec
-from apex_jax.workers.role import RoleContext, described, open_role
+from apex_jax.workers.role import RoleContext, open_role, task_description
 
 _log = logging.getLogger(__name__)
 
@@ -182,7 +182,7 @@ class ReplayMetrics:
 
 def run(config: Config, name: str, stop: StopSignal) -> int:
     """Runs the role and returns the process's exit code."""
-    spec = item_spec(config) if config.replay.columns else described(config).spec
+    spec = item_spec(config) if config.replay.columns else task_description(config).spec
     with open_role(config, "replay", name, stop) as role:
         if stop.is_set():
             return stop.exit_code

@@ -85,7 +85,7 @@ class RoleContext:
         return {**content, **security, "errors": errors, "metrics": metrics}
 
 
-def described(config: Config) -> EnvironmentSpec:
+def task_description(config: Config) -> EnvironmentSpec:
     """Returns the description of the run's task: that which the local supervisor has passed on, or a new one.
 
     So an environment of the user is made only where it is stepped. Raises the errors of `describe`.
@@ -94,14 +94,14 @@ def described(config: Config) -> EnvironmentSpec:
     return read_environment_spec(folder) if folder else describe(config)
 
 
-def checked(config: Config, is_tried: bool = False) -> EnvironmentSpec:
+def checked_description(config: Config, is_tried: bool = False) -> EnvironmentSpec:
     """Returns the description of the run's task, after checks that need its observations and actions.
 
     Every process but the replay server calls it before it starts anything; the local supervisor has made the checks
     for its roles. Raises UsageError or RunError, see `describe`, `resolved` and `check_user_code`.
     """
     if os.environ.get(DESCRIBED):
-        return described(config)
+        return task_description(config)
     from apex_jax.agent.registry import (
         check_user_code,  # not at the top: the replay server needs no JAX
         resolved,

@@ -59,7 +59,7 @@ def test_role_of_a_local_run_takes_the_description_of_its_supervisor_and_makes_n
     record_environment_spec(tmp_path, environment_spec)
     monkeypatch.setenv(role.DESCRIBED, str(tmp_path))
     monkeypatch.setattr(role, "describe", mock.Mock(side_effect=AssertionError))
-    assert role.checked(config) == role.described(config) == environment_spec
+    assert role.checked_description(config) == role.task_description(config) == environment_spec
 
 
 def test_two_actors_of_one_name_are_refused_in_one_run(tmp_path: Path) -> None:
