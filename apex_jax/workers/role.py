@@ -102,10 +102,8 @@ def checked_description(config: Config, is_tried: bool = False) -> EnvironmentSp
     """
     if os.environ.get(DESCRIBED):
         return task_description(config)
-    from apex_jax.agent.registry import (
-        check_user_code,  # not at the top: the replay server needs no JAX
-        resolved,
-    )
+    # Not at the top: the replay server needs no JAX.
+    from apex_jax.agent.registry import check_user_code, resolved
 
     environment_spec = describe(config, is_tried)
     resolved(config, environment_spec.spec)
