@@ -20,15 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from apex_jax.config import AddressConfig, Config
-from apex_jax.config.load import (
-    CONFIG_NAME,
-    RESULT_KEYS,
-    SETTINGS,
-    code_settings,
-    config_path,
-    load_run,
-    to_yaml,
-)
+from apex_jax.config.load import CONFIG_NAME, RESULT_KEYS, SETTINGS, code_settings, config_path, load_run, to_yaml
 from apex_jax.host.disk import open_regular, read_regular, write_durably
 from apex_jax.host.errors import UsageError, printable, short_repr
 from apex_jax.host.machine import usable_cores
