@@ -60,12 +60,12 @@ MUST_NOT_IMPORT = {  # part of the package -> what its files can do without
 # No commit raises a number by more than its issue names; lower it once there are fewer.
 BUDGETS = {
     "apex_jax": {
-        "workers": 1_969,
+        "workers": 1_966,
         "links": 1_412,
         "environments": 1_460,
         "operations": 1_492,
         "transport": 1_107,
-        "run": 1_177,
+        "run": 1_169,
         ".": 1_282,
         "agent": 1_174,
         "replay": 973,
