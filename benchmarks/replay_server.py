@@ -132,7 +132,7 @@ def measure(link: Link, seconds: float) -> dict[str, float]:
 def draw(link: Link, batches_at_once: int, transitions_per_second: float, seconds: float) -> tuple[DrawFigures, float]:
     """Returns the figures of a client, and the transitions/s sent meanwhile; then the actors are paused."""
     link.actors.set_rate(transitions_per_second)
-    client = DrawingClient(link.config.addresses.sampling[0], link.config, batches_at_once, link.learner)
+    client = DrawingClient(link.config.addresses.sampling, link.config, batches_at_once, link.learner)
     start, first = time.monotonic(), link.actors.sent_transitions
     figures = client.draw(seconds)
     ingest = (link.actors.sent_transitions - first) / (time.monotonic() - start)
@@ -149,7 +149,7 @@ def seconds_to_join(link: Link) -> float:
     """Returns the seconds until the server has welcomed a fleet whose actors all connect at the same time."""
     context = LinkContext.of(link.actor)
     started = time.monotonic()
-    address, compatibility_key = link.config.addresses.experience[0], link.config.compatibility_key
+    address, compatibility_key = link.config.addresses.experience, link.config.compatibility_key
     fleet = [SimulatedActor(context, address, compatibility_key) for _ in range(FLEET)]
     waiting = fleet
     while waiting:
