@@ -10,14 +10,7 @@ import pytest
 from apex_jax.replay.importance_weights import importance_weights
 from apex_jax.replay.sum_tree import SumTree
 from apex_jax.transport import wire
-from apex_jax.transport.messages import (
-    ActorHello,
-    ActorStatus,
-    ActorWelcome,
-    PriorityUpdate,
-    Rejoin,
-    SegmentAck,
-)
+from apex_jax.transport.messages import ActorHello, ActorStatus, ActorWelcome, PriorityUpdate, Rejoin, SegmentAck
 from apex_jax.types import PEER_TIMEOUT_SECONDS
 from tests.rigs.experience_link import Link as ExperienceLink
 from tests.rigs.experience_link import join, message_of

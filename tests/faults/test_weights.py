@@ -12,12 +12,7 @@ from apex_jax.host.errors import RunError
 from apex_jax.links import connection, weights_client
 from apex_jax.links import server as link_server
 from apex_jax.transport import wire
-from apex_jax.transport.messages import (
-    Finish,
-    WeightsHello,
-    WeightsOffer,
-    WeightsRequest,
-)
+from apex_jax.transport.messages import Finish, WeightsHello, WeightsOffer, WeightsRequest
 from apex_jax.transport.params_codec import architecture_of, encode_weights
 from tests.rigs.links import wait_until
 from tests.rigs.messages import speaking

@@ -15,10 +15,7 @@ import numpy as np
 
 from apex_jax.segment_codec import encode_segment
 from apex_jax.transport import wire
-from apex_jax.transport.messages import (
-    StreamedSegments,
-    WeightsBody,
-)
+from apex_jax.transport.messages import StreamedSegments, WeightsBody
 from apex_jax.types import Array, Buffer, Flag, Integer, Real, SegmentRecord, Text
 from tests.rigs.links import SPEC, segment_of
 

@@ -16,15 +16,7 @@ from apex_jax.replay.snapshots import Snapshots
 from apex_jax.run.metrics import read_metrics
 from apex_jax.types import PEER_TIMEOUT_SECONDS
 from tests.rigs.ports import free_port
-from tests.rigs.processes import (
-    ROOT,
-    Program,
-    Programs,
-    catch,
-    leave,
-    values,
-    wait_until,
-)
+from tests.rigs.processes import ROOT, Program, Programs, catch, leave, values, wait_until
 from tests.rigs.proxy import Proxy
 
 PROCESS = re.compile(r"acting in .* \(process ([0-9a-f]{16})\)")  # the digest of an actor's peer id, in its log

@@ -15,13 +15,7 @@ from apex_jax.links.sampling_server import SamplingServer
 from apex_jax.replay.rate_limiter import RateLimiter
 from apex_jax.segment_codec import encode_segment
 from apex_jax.transport import sockets, wire
-from apex_jax.transport.messages import (
-    Credit,
-    IndexBatches,
-    LearnerHello,
-    LearnerWelcome,
-    StreamedSegments,
-)
+from apex_jax.transport.messages import Credit, IndexBatches, LearnerHello, LearnerWelcome, StreamedSegments
 from tests.rigs.links import (
     CONFIG,
     SPEC,

@@ -22,15 +22,7 @@ from apex_jax.transport.addresses import is_loopback, split
 from apex_jax.transport.keys import ROLES, read_publics, read_secret
 from apex_jax.transport.security import LINKS
 from apex_jax.workers.local import SAVE_SECONDS
-from tests.rigs.containers import (
-    arguments,
-    context,
-    entrypoint,
-    services,
-    texts_of,
-    tracked_files,
-    volumes,
-)
+from tests.rigs.containers import arguments, context, entrypoint, services, texts_of, tracked_files, volumes
 from tests.rigs.ports import free_port
 from tests.rigs.processes import ROOT, Program, Programs, checkpoints, leave, values, wait_until
 

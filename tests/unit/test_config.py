@@ -7,13 +7,7 @@ from pathlib import Path
 import pytest
 from envpool.registration import registry
 
-from apex_jax.config import (
-    ActorConfig,
-    AlgorithmConfig,
-    Config,
-    EnvironmentConfig,
-    LearnerConfig,
-)
+from apex_jax.config import ActorConfig, AlgorithmConfig, Config, EnvironmentConfig, LearnerConfig
 from apex_jax.config.load import SETTINGS, Setting, load
 from apex_jax.host.errors import UsageError
 

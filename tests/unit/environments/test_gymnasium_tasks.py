@@ -23,12 +23,7 @@ from apex_jax.config import Config
 from apex_jax.config.load import load
 from apex_jax.environments import gymnasium_tasks
 from apex_jax.environments.environment import VectorEnvironment, describe
-from apex_jax.environments.gymnasium_tasks import (
-    NUMBER,
-    Adapted,
-    BrokenEnvironment,
-    make,
-)
+from apex_jax.environments.gymnasium_tasks import NUMBER, Adapted, BrokenEnvironment, make
 from apex_jax.environments.task import (
     action_bounds,
     action_space,

@@ -7,12 +7,7 @@ import pytest
 
 from apex_jax.config import Config
 from apex_jax.config.load import load
-from apex_jax.environments.environment import (
-    EpisodeTracker,
-    VectorEnvironment,
-    can_render,
-    describe,
-)
+from apex_jax.environments.environment import EpisodeTracker, VectorEnvironment, can_render, describe
 from apex_jax.environments.gymnasium_tasks import BrokenEnvironment
 from apex_jax.host.errors import UsageError
 

@@ -10,12 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from apex_jax.host.errors import RunError, UsageError
-from apex_jax.transport.addresses import (
-    Address,
-    is_loopback,
-    resolve,
-    split,
-)
+from apex_jax.transport.addresses import Address, is_loopback, resolve, split
 
 
 def test_a_path_is_no_host_and_is_resolved_without_a_lookup(monkeypatch: pytest.MonkeyPatch) -> None:
