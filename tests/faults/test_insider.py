@@ -25,9 +25,7 @@ from apex_jax.transport.messages import (
     Goodbye,
     IndexBatches,
     LearnerHello,
-    PriorityUpdate,
     Refusal,
-    Rejoin,
     SegmentAck,
     StreamedSegments,
 )
@@ -301,18 +299,3 @@ def test_fault_26_extreme_statistics_do_not_break_a_line_of_metrics(served: Serv
     assert line["replay/dropped_bad_statistics"] == 4 + 4 + 2 + 2 + 2
     assert np.isfinite(line["charts/episodic_return"])
     assert line["charts/episodic_length"] == 2**31 - 1
-
-
-def test_fault_26_batches_are_drawn_only_for_the_learner_that_is_known(served: Served) -> None:
-    stores_for(served, served.actor(1), 1, 1)
-    stranger, learner = served.peer("sampling"), served.learner()
-    nothing = (np.zeros(0, dtype) for dtype in (np.int32, np.uint32, np.float32))
-    stranger.send(Credit(10, 1), PriorityUpdate(*nothing))
-    learner.send(Credit(10, 0))
-    for _ in range(20):
-        served.serve()
-    assert served.server.sampling.learner is not None
-    assert served.server.sampling.learner.draws_credit == 0
-    stranger.receive(Rejoin)
-    stranger.receive(Rejoin)
-    assert stranger.receives_nothing()

@@ -10,7 +10,15 @@ import pytest
 from apex_jax.replay.importance_weights import importance_weights
 from apex_jax.replay.sum_tree import SumTree
 from apex_jax.transport import wire
-from apex_jax.transport.messages import ActorHello, ActorStatus, ActorWelcome, PriorityUpdate, Rejoin, SegmentAck
+from apex_jax.transport.messages import (
+    ActorHello,
+    ActorStatus,
+    ActorWelcome,
+    Credit,
+    PriorityUpdate,
+    Rejoin,
+    SegmentAck,
+)
 from apex_jax.types import PEER_TIMEOUT_SECONDS
 from tests.rigs.experience_link import Link as ExperienceLink
 from tests.rigs.experience_link import join, message_of
@@ -44,15 +52,19 @@ def leaf(server: Server, index: int) -> float:
 # Segments ---------------------------------------------------------------------------------------------------------
 
 
-def test_fault_03_reconnected_actor_is_accepted_and_its_old_connection_ignored(
+def test_fault_03_reconnected_actor_keeps_its_places_and_its_old_connection_is_ignored(
     experience: ExperienceLink,
 ) -> None:
     server = experience.server()
-    half_open, back = experience.peer(server, peer_id=1), experience.peer(server)
+    half_open, back = experience.peer(server), experience.peer(server)
+    before = join(half_open, 1)
+    join(experience.peer(server), 2)
     half_open.send(message_of(1))
     half_open.receive(SegmentAck)
     welcome = join(back, 1)
-    assert len(server.service.actors) == 1
+    assert len(server.service.actors) == 2
+    assert welcome.actor_number == before.actor_number
+    assert welcome.ladder_indices.tolist() == before.ladder_indices.tolist()
     half_open.send(message_of(2))
     half_open.receive(Rejoin)
     assert server.stored() == [1]
@@ -60,7 +72,6 @@ def test_fault_03_reconnected_actor_is_accepted_and_its_old_connection_ignored(
     back.send(message_of(2))
     assert back.receive(SegmentAck).sequence == 2
     assert server.stored() == [1, 2]
-    assert welcome.actor_number == 1
 
 
 def test_fault_34_duplicated_and_reordered_segments_are_stored_once_in_order_and_counted(
@@ -170,13 +181,16 @@ def test_fault_25_ten_million_random_updates_leave_no_drift() -> None:
     check_tree(tree)
 
 
-def test_fault_37_priorities_of_other_peers_than_the_learner_change_nothing(sampling: Link) -> None:
+def test_fault_37_priorities_and_credit_of_other_peers_than_the_learner_change_nothing(sampling: Link) -> None:
     server, before = full_server(sampling)
     server.service.evict_dead_peers(PEER_TIMEOUT_SECONDS + 0.1)  # it was frozen, say
     learner = sampling.peer(server, hello_of(2))
     leaves, largest = leaves_of(server).copy(), server.buffer.max_priority
-    before.send(update_of([L + FIRST], [2], [900.0]))
-    before.receive(Rejoin)
+    before.send(update_of([L + FIRST], [2], [900.0]), Credit(9, 1))
+    for _ in range(2):
+        before.receive(Rejoin)
+    assert server.service.learner is not None
+    assert server.service.learner.draws_credit == 0
     np.testing.assert_array_equal(leaves_of(server), leaves)
     assert server.buffer.max_priority == largest
     assert +server.dropped == {}

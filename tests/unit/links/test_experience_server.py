@@ -162,15 +162,6 @@ def test_nobody_is_evicted_while_its_heartbeat_may_be_pending_but_a_flood_protec
         assert len(server.service.actors) == (2 if number <= 4 else 1)
 
 
-def test_an_actor_that_reconnects_keeps_its_ladder_indices(experience: Link) -> None:
-    server = experience.server()
-    before = join(experience.peer(server), 1)
-    join(experience.peer(server), 2)
-    after = join(experience.peer(server), 1)
-    assert (after.actor_number, after.ladder_indices.tolist()) == (before.actor_number, before.ladder_indices.tolist())
-    assert len(server.service.actors) == 2
-
-
 def test_a_repeated_hello_is_welcomed_once(experience: Link) -> None:
     server = experience.server()
     peer = experience.peer(server, peer_id=1)
@@ -292,17 +283,6 @@ def test_means_are_of_all_games_however_they_are_spread_over_messages(messages: 
         for tag, number in (("return", returned), ("length", steps), (f"return_{band_of(epsilon)}", returned)):
             expected.setdefault(f"charts/episodic_{tag}", []).append(number)
     assert means.means.take() == {tag: pytest.approx(np.mean(numbers)) for tag, numbers in expected.items()}
-
-
-@pytest.mark.parametrize(("field", "value"), [
-    ("exploration", -0.1), ("exploration", np.inf), ("exploration", np.nan),
-    ("episode_return", -np.inf), ("episode_return", np.nan), ("episode_steps", -1),
-])  # fmt: skip
-def test_message_with_one_impossible_value_adds_none_of_its_games(field: str, value: float) -> None:
-    means, message = EpisodeMeans(EPSILON_BANDS), statistics_of([(0.5, 7, 10), (0.5, 9, 20)])
-    getattr(message, field)[1] = value
-    assert not means.add(message)
-    assert means.means.take() == {}
 
 
 def test_means_of_numbers_in_info_are_of_the_games_that_have_them() -> None:
