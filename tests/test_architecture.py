@@ -75,13 +75,13 @@ BUDGETS = {
         "host": 366,
     },
     "tests": {
-        "unit": 12_659,
-        "rigs": 2_604,
-        "system": 2_506,
-        "faults": 1_434,
+        "unit": 12_598,
+        "rigs": 2_590,
+        "system": 2_498,
+        "faults": 1_421,
         "simulation": 1_441,
-        "fuzz": 887,
-        ".": 226,
+        "fuzz": 884,
+        ".": 211,
     },
 }
 UNPICKLING = {"pickle", "_pickle", "cPickle", "dill", "cloudpickle", "marshal", "shelve", "joblib"}
@@ -207,22 +207,3 @@ def test_folders_keep_to_their_budgets_of_code_lines() -> None:
             name: f"{count} > {budgets.get(name, 0)}" for name, count in lines.items() if count > budgets.get(name, 0)
         }
         assert not over, f"folders of {top} have more code lines than their budget: {over}"
-
-
-def test_every_form_of_import_is_detected() -> None:
-    assert parts_imported(imported(ast.parse("import apex_jax.agent.dqn"))) == {"agent"}
-    assert parts_imported(imported(ast.parse("from apex_jax.replay.buffer import ReplayBuffer"))) == {"replay"}
-    assert parts_imported(imported(ast.parse("from apex_jax import transport, types"))) == {"transport", "types"}
-    assert parts_imported(imported(ast.parse("def f():\n    from apex_jax.workers import actor"))) == {"workers"}
-    assert parts_imported(imported(ast.parse("import apex_jax"))) == {"apex_jax"}
-    assert parts_imported(imported(ast.parse("import apex_jaxes.agent, jax"))) == set()
-    assert imported(ast.parse("from . import agent")) == {"..agent"}
-
-
-def test_forbidden_words_and_lines_of_code_are_detected() -> None:
-    assert "jax.jit" in dotted_names(ast.parse("@jax.jit\ndef f(): pass"))
-    assert "jax.jit" in dotted_names(ast.parse("f = partial(jax.jit, donate_argnums=0)"))
-    assert "jax.jit" in imported(ast.parse("from jax import jit"))
-    assert "allow_pickle" in dotted_names(ast.parse("np.load(path, allow_pickle=True)"))
-    assert "socket.recv_pyobj" in dotted_names(ast.parse("socket.recv_pyobj()"))
-    assert code_lines('"""Says\nmuch."""\n\n# why\nx = [\n    1,  # one\n]\n\ndef f():\n    "A docstring."\n') == 4

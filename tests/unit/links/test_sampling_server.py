@@ -6,12 +6,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-import zmq
 
 from apex_jax.host.errors import RunError
 from apex_jax.links import sampling_client, sampling_server
-from apex_jax.links.connection import LinkEnd
-from apex_jax.links.sampling_client import Batches, Received, SamplingClient, Segments
+from apex_jax.links.sampling_client import Batches, Received, Segments
 from apex_jax.segment_codec import encode_segment
 from apex_jax.transport import sockets
 from apex_jax.transport.messages import (
@@ -28,7 +26,6 @@ from apex_jax.transport.messages import (
 from apex_jax.types import MAX_SAMPLES_PER_INSERT, PEER_TIMEOUT_SECONDS
 from tests.rigs.links import CONFIG, SPEC, TRANSITIONS, segment_of, wait_until
 from tests.rigs.sampling_link import (
-    BETA,
     CAPACITY,
     B,
     FalseServer,
@@ -127,17 +124,6 @@ def test_a_second_learner_waits_until_the_first_is_silent(sampling: Link) -> Non
     server.service.evict_dead_peers(PEER_TIMEOUT_SECONDS + 0.1)
     second.send(hello_of(2))
     second.receive(LearnerWelcome)
-
-
-def test_a_second_learner_takes_over_when_the_first_leaves(sampling: Link) -> None:
-    server = sampling.server()
-    server.insert(2)
-    first = sampling.stream(hello_of(1))
-    server.until(lambda: first.next(0.0))
-    second = Learner(sampling.stream(hello_of(2)))
-    first.close()
-    server.until(lambda: second.consume() and second.batches)
-    assert second.history == [1, 2]
 
 
 @pytest.mark.parametrize("batches", [CONFIG.learner.largest_sample // B + 1, 256])
@@ -328,17 +314,3 @@ def test_a_replay_of_another_capacity_ends_the_learner(sampling: Link) -> None:
     stream = sampling.stream()
     with pytest.raises(RunError, match=r"holds 7 segments, this learner 6: .*replay\.capacity_transitions"):
         server.until(lambda: stream.next(0.0))
-
-
-@pytest.mark.parametrize("is_served", [True, False])
-def test_close_ends_the_thread_and_releases_the_context(sampling: Link, is_served: bool) -> None:
-    context = zmq.Context()
-    stream = SamplingClient(LinkEnd(context, sampling.address), SPEC, hello_of(), CAPACITY, 2, BETA)
-    if is_served:
-        server = sampling.server()
-        server.insert(1)
-        server.until(lambda: stream.next(0.0))
-    stream.close()
-    assert not stream._thread.is_alive()
-    context.term()
-    assert context.closed
