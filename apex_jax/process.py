@@ -27,6 +27,8 @@ FETCHED = "APEX_JAX_FETCHED"  # set by the local supervisor, which has already f
 ORPHAN_SECONDS = 90.0  # maximum time in which a worker ends after its supervisor has died
 SAME_REQUEST_SECONDS = 3.0  # a second signal within this time is a repetition of the first, by another sender
 SAME_PRESS_SECONDS = 0.5  # this time for Ctrl-C, which reaches only the process that the user started
+STOPPING = "stopping: saving a checkpoint; Ctrl-C again to stop without"
+STOPPING_AFTER_THE_END = "stopping: the checkpoint is saved; the last evaluation is cut short"
 CONNECTS = {"actor": ("experience", "weights"), "learner": ("sampling",), "evaluator": ("weights",)}  # role -> links
 
 
@@ -109,6 +111,12 @@ class StopSignal:
         self._event.set()
         time.sleep(ORPHAN_SECONDS)  # a worker that ends in time does not wait for this daemon thread
         os._exit(1)  # the worker hangs, and no supervisor is left to kill it
+
+
+def acknowledge(line: str) -> None:
+    """Prints a line for a user who stops a run on standard error, which may be closed."""
+    with contextlib.suppress(OSError, ValueError):
+        print(line, file=sys.stderr, flush=True)
 
 
 def check_hosts(role: str, config: Config) -> None:

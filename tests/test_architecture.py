@@ -60,13 +60,13 @@ MUST_NOT_IMPORT = {  # part of the package -> what its files can do without
 # No commit raises a number by more than its issue names; lower it once there are fewer.
 BUDGETS = {
     "apex_jax": {
-        "workers": 1_966,
+        "workers": 1_973,
         "links": 1_412,
         "environments": 1_460,
-        "operations": 1_492,
+        "operations": 1_478,
         "transport": 1_107,
         "run": 1_169,
-        ".": 1_282,
+        ".": 1_287,
         "agent": 1_174,
         "replay": 973,
         "config": 1_018,

@@ -3,11 +3,9 @@
 progress         the progress of a run
 diagnosis        finds problems of a run
 live_view        shows progress and problems in the terminal
-run_page         the page of a local run, served and as report.html (page.html), and its data
-fleet_page       the page of a fleet: `python main.py status --page`
+pages            the page of a local run, served and as report.html (page.html), and that of a fleet
 process_report   the report of this process: in its run directory, at its address, and heartbeats for systemd
 records          what a report holds, how it is read, and how a supervisor finds roles without progress
-stopping         the lines printed when a user stops a run
 status_command   `python main.py status`
 check_command    `python main.py check`
 storage_copy     keeps the copy on object storage up to date; `python main.py storage`

@@ -31,7 +31,7 @@ def run(arguments: Sequence[str]) -> int:
             "status: give an ADDRESS or a run directory, or a file of them with --fleet; see status --help"
         )
     if options.page is not None:
-        from apex_jax.operations.fleet_page import serve  # not at the top: a table needs no curves, which take a second
+        from apex_jax.operations.pages import serve  # not at the top: a table needs no curves, which take a second
 
         return serve(lambda: _with_roles(_ask_all(named)), options.page)
     answers = _ask_all(named)

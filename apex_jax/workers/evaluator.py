@@ -26,7 +26,7 @@ from apex_jax.environments.environment import EpisodeTracker, VectorEnvironment,
 from apex_jax.host.disk import run_of_checkpoint
 from apex_jax.host.errors import RunError
 from apex_jax.links.weights_client import Weights, WeightsClient
-from apex_jax.operations.run_page import write_report
+from apex_jax.operations.pages import write_report
 from apex_jax.plotting.video import video_of_run
 from apex_jax.policy import restore_params
 from apex_jax.process import ROLE_NUMBERS, SUPERVISED, StopSignal, process_rng

@@ -25,8 +25,16 @@ from apex_jax.device import accelerator_name, device_memory_bytes
 from apex_jax.host.errors import DivergenceError, FatalError, RunError
 from apex_jax.links.sampling_client import Batches, Received, SamplingClient, Segments
 from apex_jax.links.weights_server import WeightsServer
-from apex_jax.operations.stopping import STOPPING, acknowledge
-from apex_jax.process import ROLE_NUMBERS, SUPERVISED, StopSignal, digest_of_peer_id, new_peer_id, process_rng
+from apex_jax.process import (
+    ROLE_NUMBERS,
+    STOPPING,
+    SUPERVISED,
+    StopSignal,
+    acknowledge,
+    digest_of_peer_id,
+    new_peer_id,
+    process_rng,
+)
 from apex_jax.run.checkpoint import Checkpointer, Progress
 from apex_jax.run.environment_spec import record_environment_spec
 from apex_jax.run.identity import new_identity

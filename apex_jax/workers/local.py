@@ -24,13 +24,12 @@ from apex_jax.host.errors import FatalError, RunError, UsageError, printable
 from apex_jax.host.machine import untried_packages, usable_cores
 from apex_jax.host.program import NAME, command
 from apex_jax.operations.live_view import LiveView, final_summary, finished_summary
+from apex_jax.operations.pages import RunPage
 from apex_jax.operations.process_report import ProcessReport
 from apex_jax.operations.progress import ProgressReader, RunProgress
 from apex_jax.operations.records import RoleWatch
-from apex_jax.operations.run_page import RunPage
-from apex_jax.operations.stopping import STOPPING, STOPPING_AFTER_THE_END, acknowledge
 from apex_jax.operations.storage_copy import LAST_COPY_SECONDS, fetch_missing
-from apex_jax.process import FETCHED, SUPERVISED, StopSignal
+from apex_jax.process import FETCHED, STOPPING, STOPPING_AFTER_THE_END, SUPERVISED, StopSignal, acknowledge
 from apex_jax.replay.journal import check_journal
 from apex_jax.replay.replay import make_limiter
 from apex_jax.run.checkpoint_files import checkpoint_steps

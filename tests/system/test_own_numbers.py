@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import apex_jax
-from apex_jax.operations.run_page import RunLines, page_data
+from apex_jax.operations.pages import RunLines, page_data
 from apex_jax.run.metrics import read_metrics
 
 EPISODE_STEPS = 6

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 from apex_jax.config import Config
-from apex_jax.operations import run_page
-from apex_jax.operations.run_page import OtherRuns, RunLines, RunPage, page_data, write_report
+from apex_jax.operations import pages
+from apex_jax.operations.pages import OtherRuns, RunLines, RunPage, page_data, write_report
 from apex_jax.plotting.video import video_writer
 from tests.rigs.live_views import progress
 from tests.rigs.recordings import RATE
@@ -135,7 +135,7 @@ def test_served_page_asks_for_new_values(tmp_path: Path, monkeypatch: pytest.Mon
     def with_new_phase(*arguments: Any) -> dict[str, Any]:
         return {**page_data(*arguments), "phase": f"phase {next(phases)}"}
 
-    monkeypatch.setattr(run_page, "page_data", with_new_phase)
+    monkeypatch.setattr(pages, "page_data", with_new_phase)
     with RunPage(Config(run_directory=str(make_run(tmp_path / "run", [1.0, 2.0])))) as page:
         page.update(progress())
         shown = dumped(page.address, tmp_path)

@@ -12,10 +12,10 @@ import pytest
 
 from apex_jax.config import Config, EvaluatorConfig
 from apex_jax.config.load import load
-from apex_jax.operations import run_page as module
+from apex_jax.operations import pages as module
 from apex_jax.operations.live_view import rows
+from apex_jax.operations.pages import MOST_POINTS, OtherRuns, RunLines, page_data, report_data
 from apex_jax.operations.records import Record
-from apex_jax.operations.run_page import MOST_POINTS, OtherRuns, RunLines, page_data, report_data
 from apex_jax.plotting.curves import read_run
 from apex_jax.run.evaluations import Evaluation
 from tests.rigs.live_views import progress

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from apex_jax.host.errors import UsageError
 from apex_jax.operations import status_command
-from apex_jax.operations.fleet_page import FleetPage
+from apex_jax.operations.pages import FleetPage
 from apex_jax.operations.records import MAX_LINES, ProcessStatus, report_path
 from tests.rigs.links import free_address
 from tests.rigs.statuses import Served, served

@@ -18,7 +18,7 @@ from apex_jax.config.command_line import parse
 from apex_jax.config.load import load
 from apex_jax.environments.environment import describe
 from apex_jax.host.errors import RunError
-from apex_jax.operations.run_page import RunPage
+from apex_jax.operations.pages import RunPage
 from apex_jax.process import StopSignal
 from apex_jax.run.provenance import check_resumable, read_starts, write_config
 from apex_jax.workers import local

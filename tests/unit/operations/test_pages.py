@@ -12,9 +12,9 @@ import pytest
 
 from apex_jax.config import Config
 from apex_jax.host.errors import RunError
-from apex_jax.operations import run_page
+from apex_jax.operations import pages
+from apex_jax.operations.pages import RunPage, document, report_data, write_report
 from apex_jax.operations.progress import EvaluationSummary
-from apex_jax.operations.run_page import RunPage, document, report_data, write_report
 from tests.rigs.live_views import progress
 from tests.rigs.pages_served import ask, data_in
 from tests.rigs.ports import free_port
@@ -152,6 +152,6 @@ def test_failing_page_answers_500_and_the_run_goes_on(
     def fail(*_: object) -> None:
         raise ValueError
 
-    monkeypatch.setattr(run_page, "page_data", fail)
+    monkeypatch.setattr(pages, "page_data", fail)
     assert ask(config.page_port, "/").status == 500
     page.finish(progress())  # logs it
