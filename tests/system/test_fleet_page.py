@@ -22,6 +22,7 @@ __all__ = ["served"]
 def test_page_shows_each_process_its_problems_and_its_metrics_over_time(served: Served, tmp_path: Path) -> None:
     served.content |= {
         "environment_frames": 1_000,
+        "records": [["does", "learns", "", ""]],
         "metrics": {"charts/updates_per_second": 10.0},
         "warnings": ["slow"],
     }
