@@ -83,11 +83,11 @@ def test_fault_31_each_segment_is_stored_exactly_once_despite_connection_failure
         for number in range(1, 21):
             assert stream.put(segment_of(number), timeout_seconds=1.0)
         server.until(lambda: len(server.stored()) >= 5)
-        connections = proxy.traffic.connections
+        connections = proxy.accepted
         getattr(proxy, fault)()
         for number in range(21, 41):
             assert stream.put(segment_of(number), timeout_seconds=1.0)
-        server.until(lambda: proxy.traffic.connections > connections)  # the actor has given up the old one
+        server.until(lambda: proxy.accepted > connections)  # the actor has given up the old one
         proxy.heal()
         server.until(lambda: len(server.stored()) == 40)
         assert server.stored() == list(range(1, 41))
@@ -127,10 +127,10 @@ def test_fault_32_no_priority_is_applied_twice_and_no_batch_uses_other_segments(
             learn()
 
         wait_until(lambda: updates >= 20, serve)
-        connections = proxy.traffic.connections
+        connections = proxy.accepted
         getattr(proxy, fault)()
         server.insert(2)
-        wait_until(lambda: proxy.traffic.connections > connections, serve)
+        wait_until(lambda: proxy.accepted > connections, serve)
         proxy.heal()
         held_at = updates
         wait_until(lambda: updates >= held_at + 20, serve)

@@ -56,7 +56,7 @@ def test_fault_16_slow_line_carries_whole_weights_while_neither_side_takes_the_o
     params = large_params(0, 3_000_000)
     server, well = link.server(params=params), link.client(params)
     with Proxy(link.address) as proxy:
-        proxy.conditions.bytes_per_second = 1e6
+        proxy.bytes_per_second = 1e6
         link.address = proxy.address
         slow = link.client(params)
         server.publish(large_params(1, 3_000_000), 1, 0)
@@ -67,7 +67,7 @@ def test_fault_16_slow_line_carries_whole_weights_while_neither_side_takes_the_o
         assert (first := slow.fetch_after(None, 20.0)) is not None
         assert (second := slow.fetch_after(first, 20.0)) is not None
         assert second.updates == 11, "the newest then"
-        assert (slow.disconnects, proxy.traffic.connections) == (0, 1)
+        assert (slow.disconnects, proxy.accepted) == (0, 1)
         slow.close()
 
 
@@ -173,10 +173,10 @@ def test_fault_33_unreachable_learner_is_logged_once_and_found_again(
         client = link.client()
         server.publish(params_of(1), 1, 0)
         newest(client, 1)
-        connections = proxy.traffic.connections
+        connections = proxy.accepted
         getattr(proxy, fault)()
         server.publish(params_of(2), 2, 0)
-        wait_until(lambda: proxy.traffic.connections > connections)
+        wait_until(lambda: proxy.accepted > connections)
         if fault == "stop":  # behind the other the next connection is a good one
             assert client.peer_state == "lost"
         proxy.heal()

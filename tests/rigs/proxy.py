@@ -10,14 +10,12 @@ import contextlib
 import socket
 import struct
 import threading
-import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
 CHUNK_BYTES = 16_384
-CHUNKS_UNDER_WAY = 256  # held back by latency; more wait in the sockets, as in a network
 RETRY_SECONDS = 0.1  # until the server behind the proxy is there
 RESET = struct.pack("ii", 1, 0)  # SO_LINGER: closing drops everything and sends RST
 
@@ -34,29 +32,13 @@ class Connection:
         return [writer for writer in (self.client, self.server) if writer is not None]
 
 
-@dataclass
-class Traffic:
-    """Bytes that have passed the proxy."""
-
-    connections: int = 0
-    down_bytes: int = 0  # from the server to clients
-
-
-@dataclass
-class Conditions:
-    """The current state of the network."""
-
-    latency_seconds: float = 0.0  # one way
-    bytes_per_second: float = float("inf")  # each way of each connection
-    is_stopped: bool = False  # nothing passes
-
-
 class Proxy:
     """Forwards from clients to `target`, a tcp:// address that need not be served yet."""
 
     def __init__(self, target: str) -> None:
-        self.conditions = Conditions()  # which may be set from any thread
-        self.traffic = Traffic()
+        self.accepted = 0  # connections
+        self.bytes_per_second = float("inf")  # each way of each connection; any thread may set it
+        self._is_stopped = False  # nothing passes
         host, _, port = target.removeprefix("tcp://").rpartition(":")
         self._target = (host, int(port))
         self._connections: set[Connection] = set()
@@ -75,11 +57,11 @@ class Proxy:
 
     def stop(self) -> None:
         """Lets nothing pass, like a partition: connections stay open, and new ones are accepted."""
-        self.conditions.is_stopped = True
+        self._is_stopped = True
 
     def heal(self) -> None:
         """Lets everything pass again, including held bytes, which TCP would send again."""
-        self.conditions.is_stopped = False
+        self._is_stopped = False
 
     def lose(self) -> None:
         """Drops the state of all current connections, like a restarted NAT: they stay open, but nothing passes."""
@@ -134,13 +116,11 @@ class Proxy:
         self._tasks.add(task)
         connection = Connection(client)
         self._connections.add(connection)
-        self.traffic.connections += 1
+        self.accepted += 1
         try:
             await self._passes(connection)  # into a black hole nobody is connected any further
             server_reader, connection.server = await self._connect()
-            await self._first_of(
-                self._pump(connection, reader, connection.server), self._pump(connection, server_reader, client)
-            )
+            await self._pump_both_ways(connection, reader, server_reader)
         except OSError:  # reset by one side: the other is told in the same way
             pass
         except asyncio.CancelledError:  # the proxy is closed
@@ -155,8 +135,13 @@ class Proxy:
                 return await asyncio.open_connection(*self._target)
             await asyncio.sleep(RETRY_SECONDS)
 
-    async def _first_of(self, *coroutines: Coroutine[Any, Any, None]) -> None:
-        tasks = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
+    async def _pump_both_ways(
+        self, connection: Connection, reader: asyncio.StreamReader, server_reader: asyncio.StreamReader
+    ) -> None:
+        """Forwards until one direction has ended."""
+        assert connection.server is not None
+        ways = ((reader, connection.server), (server_reader, connection.client))
+        tasks = [asyncio.ensure_future(self._pump(connection, *way)) for way in ways]
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
@@ -167,33 +152,19 @@ class Proxy:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _pump(self, connection: Connection, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Forwards bytes in one direction; None in the queue is the end of the stream."""
-        under_way: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue(CHUNKS_UNDER_WAY)
-
-        async def read() -> None:
-            data = b"more"
-            while data:
-                data = await reader.read(CHUNK_BYTES)
-                await under_way.put((time.monotonic() + self.conditions.latency_seconds, data))
-            await asyncio.Event().wait()
-
-        async def write() -> None:
-            while True:
-                due_seconds, data = await under_way.get()
-                await asyncio.sleep(max(0.0, due_seconds - time.monotonic()))
-                await self._passes(connection)
-                if not data:
-                    return
-                writer.write(data)
-                await writer.drain()
-                self.traffic.down_bytes += len(data) if writer is connection.client else 0
-                await asyncio.sleep(len(data) / self.conditions.bytes_per_second)
-
-        await self._first_of(read(), write())
+        """Forwards bytes in one direction, and then the end of the stream."""
+        is_open = True
+        while is_open:
+            data = await reader.read(CHUNK_BYTES)
+            await self._passes(connection)
+            writer.write(data)
+            await writer.drain()
+            await asyncio.sleep(len(data) / self.bytes_per_second)
+            is_open = bool(data)
 
     async def _passes(self, connection: Connection) -> None:
         """Returns once the connection is open; of a lost one that is never."""
-        while connection.is_lost or self.conditions.is_stopped:
+        while connection.is_lost or self._is_stopped:
             await asyncio.sleep(0.01)
 
     def _abort(self, connection: Connection) -> None:
