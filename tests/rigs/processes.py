@@ -32,23 +32,13 @@ T = TypeVar("T")
 class Program:
     """A `main.py` process whose output goes to files."""
 
-    def __init__(
-        self,
-        arguments: tuple[str, ...],
-        environment: dict[str, str],
-        output: Path,
-        lines: str = "",
-        prefix: tuple[str, ...] = (),
-    ):
-        """`lines`: of Python, run before `main.py` to cause a rare failure.
-
-        `prefix`: words of a command that becomes what follows it, such as `ip netns exec`.
-        """
+    def __init__(self, arguments: tuple[str, ...], environment: dict[str, str], output: Path, lines: str = ""):
+        """`lines`: of Python, run before `main.py` to cause a rare failure."""
         before = f"import sys\nsys.path.insert(0, {str(ROOT)!r})\n{lines}\nimport main\nsys.exit(main.main())"
         self._output, self._errors = output.with_suffix(".out"), output.with_suffix(".err")
         with open(self._output, "wb") as out, open(self._errors, "wb") as err:
             self.process = subprocess.Popen(
-                [*prefix, sys.executable, *(["-c", before] if lines else [str(ROOT / "main.py")]), *arguments],
+                [sys.executable, *(["-c", before] if lines else [str(ROOT / "main.py")]), *arguments],
                 stdin=subprocess.PIPE,  # with SUPERVISED: should the test itself be killed, this ends too
                 stdout=out,
                 stderr=err,
@@ -113,19 +103,11 @@ class Programs:
             program.process.stdin.close()
         self._temporary.cleanup()
 
-    def start(
-        self,
-        *arguments: str,
-        lines: str = "",
-        prefix: tuple[str, ...] = (),
-        environment: dict[str, str] | None = None,
-    ) -> Program:
+    def start(self, *arguments: str, lines: str = "", environment: dict[str, str] | None = None) -> Program:
         """`arguments`: of several values of a key the last one is passed on, so that a test can change a default."""
         environment = {MARK: self._mark, "TMPDIR": self._temporary.name, **(environment or {})}
         last = {text.partition("=")[0] if "=" in text else i: text for i, text in enumerate(arguments)}
-        program = Program(
-            tuple(last.values()), environment, self._folder / f"program-{len(self._started)}", lines, prefix
-        )
+        program = Program(tuple(last.values()), environment, self._folder / f"program-{len(self._started)}", lines)
         self._started.append(program)
         return program
 
