@@ -133,31 +133,24 @@ def test_gpu_is_found_without_jax(
     assert device.has_gpu(load(None, [setting])) == found
 
 
-@pytest.mark.parametrize(
-    ("role", "setting"), [(role, f"{role}.device=gpu") for role in ("learner", "actor", "evaluator")]
-)
-def test_missing_gpu_is_a_one_line_error(role: str, setting: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("role", "setting", "platforms"), [
+    *((role, f"{role}.device=gpu", "") for role in ("learner", "actor", "evaluator")),
+    ("learner", "learner.device=auto", "cudda"),
+])  # fmt: skip
+def test_missing_gpu_or_platform_is_a_one_line_error(
+    role: str, setting: str, platforms: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def fail() -> None:
         raise AssertionError("no plugin\nof that name")
 
     monkeypatch.setattr(jax, "devices", fail)
-    config = load(None, [setting])
-    with pytest.raises(FatalError, match=rf"{setting}: .*\(no plugin\).*requirements-gpu.txt"):
-        device.check_device(role, config)
-    device.check_device("replay", config)
-    monkeypatch.delenv("JAX_PLATFORMS", raising=False)
+    monkeypatch.setenv("JAX_PLATFORMS", platforms)
+    named = f"JAX_PLATFORMS={platforms}" if platforms else setting
+    with pytest.raises(FatalError, match=rf"^{named}: .*\(no plugin\); (install requirements-gpu.txt|unset it)"):
+        device.check_device(role, load(None, [setting]))
+    device.check_device("replay", load(None, [setting]))
+    monkeypatch.delenv("JAX_PLATFORMS")
     device.check_device(role, load(None))
-
-
-def test_unusable_jax_platforms_is_a_one_line_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail() -> None:
-        raise RuntimeError("Unable to initialize backend 'cudda'")
-
-    monkeypatch.setattr(jax, "devices", fail)
-    monkeypatch.setenv("JAX_PLATFORMS", "cudda")
-    with pytest.raises(FatalError, match="JAX_PLATFORMS=cudda: "):
-        device.check_device("learner", load(None))
-    device.check_device("actor", load(None))  # for which the configuration chooses the CPU
 
 
 def test_with_a_cpu_quota_jax_starts_as_many_threads_as_the_quota_allows(

@@ -50,17 +50,9 @@ def test_text_of_a_file_reaches_no_terminal_with_its_escape_sequences(kind: type
     assert str(kind("an error")) == "an error"
 
 
-def parser() -> Parser:
+@pytest.mark.parametrize(("arguments", "word"), [(["--unknown"], "--unknown"), (["--output"], "--output")])
+def test_parser_raises_one_line_with_the_command_instead_of_exiting(arguments: list[str], word: str) -> None:
     parser = Parser("plot")
     parser.add_argument("--output")
-    return parser
-
-
-@pytest.mark.parametrize(("arguments", "line"), [
-    (["--unknown"], "plot: unrecognized arguments: --unknown; see python main.py plot --help"),
-    (["--output"], "plot: argument --output: expected one argument; see python main.py plot --help"),
-])  # fmt: skip
-def test_parser_raises_one_line_with_the_command_instead_of_exiting(arguments: list[str], line: str) -> None:
-    with pytest.raises(UsageError) as error:
-        parser().parse_args(arguments)
-    assert str(error.value) == line
+    with pytest.raises(UsageError, match=f"^plot: .*{word}.* plot --help$"):
+        parser.parse_args(arguments)
