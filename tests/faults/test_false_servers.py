@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -16,7 +15,7 @@ from apex_jax.links.connection import LinkEnd
 from apex_jax.links.experience_client import ExperienceClient
 from apex_jax.links.sampling_client import SamplingClient
 from apex_jax.links.weights_client import WeightsClient
-from apex_jax.transport import sockets, wire
+from apex_jax.transport import sockets
 from apex_jax.transport.messages import (
     ActorHello,
     ActorStatus,
@@ -27,7 +26,7 @@ from apex_jax.transport.messages import (
     WeightsOffer,
 )
 from tests.rigs import experience_link, sampling_link
-from tests.rigs.links import CONFIG, SPEC, free_address, wait_until
+from tests.rigs.links import CONFIG, SPEC, FalseServer, free_address, wait_until
 from tests.rigs.weights_link import COMPATIBILITY_KEY, PARAMS
 
 WELCOME = ActorWelcome(1, np.arange(4, dtype=np.int32), ladder_size=8, max_outstanding_segments=4)
@@ -48,27 +47,17 @@ def test_a_replay_server_that_breaks_the_protocol_ends_the_actor_in_one_line(
     experience: experience_link.Link, answers: list[Any], said: str
 ) -> None:
     context = zmq.Context()
-    with context, sockets.serve_experience(context, experience.address) as false_server:
-        stream = experience.stream()  # of 4 environments
+    with context, sockets.serve_experience(context, experience.address) as socket:
+        false_server, stream = FalseServer(socket), experience.stream()  # of 4 environments
         for message in answers:
-            answer(false_server, message)
+            false_server.receive(ActorHello, ActorStatus)
+            false_server.send(message)
         assert stream.finished.wait(20)
         assert isinstance(stream.error, RunError)
         assert str(stream.error).isprintable()
         with pytest.raises(RunError, match=f"{experience.address}.*{said}"):
             raise stream.error
         assert stream.peer_state == "refused"
-
-
-def answer(false_server: zmq.Socket, message: Any) -> None:
-    """Sends a message, or frames, to the actor that next sends its hello or its status."""
-    frames = message if isinstance(message, list) else wire.encode(message)
-    while True:
-        while (received := sockets.receive_from(false_server, wire.MESSAGES, Counter())) is None:
-            assert false_server.poll(10_000), "the actor says nothing"
-        if isinstance(received[1], ActorHello | ActorStatus):
-            false_server.send_multipart([received[0], *frames])
-            return
 
 
 class Endless:

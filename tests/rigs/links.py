@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -131,6 +132,36 @@ class Peer:
             if self.socket.poll(10):
                 return False
         return True
+
+
+class FalseServer:
+    """A server's end of a link that the test controls: it sends to the client from which it received last."""
+
+    def __init__(self, socket: zmq.Socket) -> None:
+        self._socket = socket
+        self._identity = b""
+
+    def close(self) -> None:
+        self._socket.close(linger=0)
+
+    def receive(self, *kinds: type) -> Any:
+        """Returns the next message that is of one of these kinds."""
+        found: list[Any] = []
+
+        def arrived() -> bool:
+            received = sockets.receive_from(self._socket, wire.MESSAGES, Counter())
+            if received is not None and isinstance(received[1], kinds):
+                self._identity = received[0]
+                found.append(received[1])
+            return bool(found)
+
+        wait_until(arrived)
+        return found[0]
+
+    def send(self, *messages: Any) -> None:
+        for message in messages:
+            frames = message if isinstance(message, list) else wire.encode(message)
+            self._socket.send_multipart([self._identity, *frames])
 
 
 class Ends:

@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import zlib
-from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
 import numpy as np
 import pytest
-import zmq
 
 from apex_jax.links.connection import LinkEnd
 from apex_jax.links.weights_client import Weights, WeightsClient
 from apex_jax.links.weights_server import WeightsServer
 from apex_jax.run.identity import RunIdentity
-from apex_jax.transport import sockets, wire
+from apex_jax.transport import sockets
 from apex_jax.transport.messages import WeightsBody, WeightsHello, WeightsOffer, WeightsRequest
 from apex_jax.transport.params_codec import architecture_of, encode_weights
-from tests.rigs.links import CONFIG, Ends, Peer, wait_until
+from tests.rigs.links import CONFIG, Ends, FalseServer, Peer, wait_until
 
 COMPATIBILITY_KEY = CONFIG.compatibility_key
 PARAMS = {
@@ -49,34 +47,8 @@ def assert_equal_bits(params: Any, expected: Any) -> None:
     jax.tree.map(assert_equal_leaves, params, expected)  # which raises where their structures differ
 
 
-class FalseLearner:
+class FalseLearner(FalseServer):
     """The learner's end of the link, controlled by the test: it offers and sends to its one client."""
-
-    def __init__(self, socket: zmq.Socket) -> None:
-        self._socket = socket
-        self._identity = b""
-
-    def close(self) -> None:
-        self._socket.close(linger=0)
-
-    def receive(self, *kinds: type) -> Any:
-        """Returns the next message that is of one of these kinds."""
-        found: list[Any] = []
-
-        def arrived() -> bool:
-            received = sockets.receive_from(self._socket, wire.MESSAGES, Counter())
-            if received is not None and isinstance(received[1], kinds):
-                self._identity = received[0]
-                found.append(received[1])
-            return bool(found)
-
-        wait_until(arrived)
-        return found[0]
-
-    def send(self, *messages: Any) -> None:
-        for message in messages:
-            frames = message if isinstance(message, list) else wire.encode(message)
-            self._socket.send_multipart([self._identity, *frames])
 
     def gives(self, version: int, seed: int, **changes: Any) -> None:
         """Offers a version, waits for the request, and sends it."""

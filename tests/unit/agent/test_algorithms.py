@@ -166,16 +166,6 @@ def test_exploration_depends_only_on_key_and_step(name: str) -> None:
     assert not any(np.array_equal(first, other) for other in others)
 
 
-# Several updates in one call ----------------------------------------------------------------------------------------
-
-
-SHAPES = {"kernel": (4, 3), "bias": (3,)}
-
-
-def random_tree(rng: np.random.Generator, scale: float = 1.0) -> dict[str, np.ndarray]:
-    return {name: rng.normal(scale=scale, size=shape).astype(np.float32) for name, shape in SHAPES.items()}
-
-
 # The optimizer ----------------------------------------------------------------------------------------------------
 
 
@@ -196,7 +186,7 @@ def test_step_for_a_constant_gradient_is_finite_though_rounding_makes_its_varian
 @pytest.mark.parametrize(("backend", "branches"), [("cpu", True), ("gpu", False)])
 def test_a_target_copy_is_a_branch_only_on_a_cpu(backend: str, branches: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jax, "default_backend", lambda: backend)
-    tree = random_tree(np.random.default_rng(2))
+    tree = {"kernel": np.ones((4, 3), np.float32), "bias": np.zeros(3, np.float32)}
     assert ("cond[" in str(jax.make_jaxpr(partial(maybe_copy_target))(True, tree, tree))) == branches
 
 
