@@ -72,6 +72,8 @@ def sampling(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 @pytest.fixture
 def false_server(sampling: Any) -> Iterator[Any]:
     """A server of that link that the test controls and that breaks the protocol."""
-    server = sampling.router()
+    from tests.rigs.sampling_link import FalseReplay
+
+    server = FalseReplay(sampling.address)
     yield server
     server.close()

@@ -139,7 +139,7 @@ class FalseServer:
 
     def __init__(self, socket: zmq.Socket) -> None:
         self._socket = socket
-        self._identity = b""
+        self.identity = b""
 
     def close(self) -> None:
         self._socket.close(linger=0)
@@ -151,7 +151,7 @@ class FalseServer:
         def arrived() -> bool:
             received = sockets.receive_from(self._socket, wire.MESSAGES, Counter())
             if received is not None and isinstance(received[1], kinds):
-                self._identity = received[0]
+                self.identity = received[0]
                 found.append(received[1])
             return bool(found)
 
@@ -161,7 +161,7 @@ class FalseServer:
     def send(self, *messages: Any) -> None:
         for message in messages:
             frames = message if isinstance(message, list) else wire.encode(message)
-            self._socket.send_multipart([self._identity, *frames])
+            self._socket.send_multipart([self.identity, *frames])
 
 
 class Ends:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -14,13 +12,14 @@ from apex_jax.links.sampling_client import Received, SamplingClient, Segments
 from apex_jax.links.sampling_server import SamplingServer
 from apex_jax.replay.rate_limiter import RateLimiter
 from apex_jax.segment_codec import encode_segment
-from apex_jax.transport import sockets, wire
+from apex_jax.transport import sockets
 from apex_jax.transport.messages import Credit, IndexBatches, LearnerHello, LearnerWelcome, StreamedSegments
 from tests.rigs.links import (
     CONFIG,
     SPEC,
     TRANSITIONS,
     Ends,
+    FalseServer,
     Peer,
     ServerEnd,
     free_limiter,
@@ -136,40 +135,20 @@ class Link(Ends):
             assert peer.receive(LearnerWelcome) == LearnerWelcome(server.buffer.capacity_segments)
         return peer
 
-    def router(self) -> FalseServer:
-        return FalseServer(zmq.Context(), self.address)
 
+class FalseReplay(FalseServer):
+    """A replay server's end that the test controls and that breaks the protocol."""
 
-class FalseServer:
-    """A server that the test controls and that breaks the protocol."""
-
-    def __init__(self, context: zmq.Context, address: str) -> None:
-        self._context = context
-        self._socket = sockets.serve_sampling(context, address)
-        self.identity = b""
-        self.received: list[Any] = []
-
-    def read(self) -> None:
-        received = sockets.receive_from(self._socket, wire.MESSAGES, Counter())
-        if received is not None:
-            self.identity, message = received
-            self.received.append(message)
-
-    def until_received(self, predicate: Callable[[Any], bool]) -> None:
-        wait_until(lambda: any(map(predicate, self.received)), self.read)
-
-    def send(self, message: Any) -> None:
-        wait_until(lambda: sockets.send(self._socket, message, self.identity))  # the peer may be slow to make room
-
-    def send_frame(self, frame: bytes) -> None:
-        self._socket.send_multipart([self.identity, frame])
+    def __init__(self, address: str) -> None:
+        self._context = zmq.Context()
+        super().__init__(sockets.serve_sampling(self._context, address))
 
     def welcome(self) -> None:
-        self.until_received(lambda message: isinstance(message, LearnerHello))
+        self.receive(LearnerHello)
         self.send(LearnerWelcome(CAPACITY))
-        self.until_received(lambda message: isinstance(message, Credit) and message.draws > 0)
-        self.received.clear()
+        while self.receive(Credit).draws == 0:
+            pass
 
     def close(self) -> None:
-        self._socket.close()
+        super().close()
         self._context.term()

@@ -28,7 +28,7 @@ from tests.rigs.links import CONFIG, SPEC, TRANSITIONS, segment_of, wait_until
 from tests.rigs.sampling_link import (
     CAPACITY,
     B,
-    FalseServer,
+    FalseReplay,
     K,
     L,
     Learner,
@@ -222,7 +222,7 @@ def test_restart_of_the_server_restarts_the_stream_and_voids_old_priorities(samp
 
 
 def test_server_that_forgets_the_learner_again_and_again_does_not_grow_its_memory(
-    sampling: Link, false_server: FalseServer
+    sampling: Link, false_server: FalseReplay
 ) -> None:
     stream = sampling.stream()
     false_server.welcome()
@@ -239,7 +239,7 @@ def test_server_that_forgets_the_learner_again_and_again_does_not_grow_its_memor
 
 
 def test_second_welcome_to_a_connection_makes_the_learner_join_on_a_new_one(
-    sampling: Link, false_server: FalseServer
+    sampling: Link, false_server: FalseReplay
 ) -> None:
     stream = sampling.stream()
     false_server.welcome()
@@ -251,7 +251,7 @@ def test_second_welcome_to_a_connection_makes_the_learner_join_on_a_new_one(
 
 
 def test_undecodable_segments_are_reported_and_blank_until_they_are_excluded(
-    sampling: Link, false_server: FalseServer
+    sampling: Link, false_server: FalseReplay
 ) -> None:
     stream = sampling.stream()
     false_server.welcome()
@@ -264,14 +264,11 @@ def test_undecodable_segments_are_reported_and_blank_until_they_are_excluded(
     assert item.content.frames[:, 0, 0].tolist() == [1, 0, 3]
     assert item.content.columns["discount"].max(axis=1).tolist() == [np.float32(0.9), 0, np.float32(0.9)]
     assert stream.dropped == {"bad_frames": 1}
-    false_server.until_received(
-        lambda message: (
-            isinstance(message, CorruptSegments)
-            and (message.ring_slots.tolist(), message.generations.tolist()) == ([1], [2])
-        )
-    )
+    report = false_server.receive(CorruptSegments)
+    assert (report.ring_slots.tolist(), report.generations.tolist()) == ([1], [2])
     stream.consumed(item)
-    false_server.until_received(lambda message: isinstance(message, Credit) and message.segments == 3)
+    while false_server.receive(Credit).segments != 3:
+        pass
 
 
 @pytest.mark.parametrize("messages", [
@@ -284,27 +281,27 @@ def test_undecodable_segments_are_reported_and_blank_until_they_are_excluded(
     [ActorHello(1, "", 4)],
 ], ids=str)  # fmt: skip
 def test_a_server_that_breaks_the_protocol_ends_the_learner_in_one_line(
-    sampling: Link, false_server: FalseServer, monkeypatch: pytest.MonkeyPatch, messages: list[Any]
+    sampling: Link, false_server: FalseReplay, monkeypatch: pytest.MonkeyPatch, messages: list[Any]
 ) -> None:
     monkeypatch.setattr(sampling_client, "SEGMENTS_WINDOW", 2)
     stream = sampling.stream(draws=2)
     false_server.welcome()
     for each in messages:
         false_server.send(each)
-    wait_until(lambda: stream.peer_state == "refused", false_server.read)
+    wait_until(lambda: stream.peer_state == "refused")
     with pytest.raises(RunError, match=f"^the replay server at {sampling.address} ") as caught:
         stream.next(0.0)
     assert str(caught.value).isprintable()
 
 
 def test_server_that_sends_too_much_is_disconnected_unread(
-    sampling: Link, false_server: FalseServer, monkeypatch: pytest.MonkeyPatch
+    sampling: Link, false_server: FalseReplay, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sockets, "RECONNECT_SECONDS", 0.1)
     stream = sampling.stream()
     for number in (1, 2):
         false_server.welcome()
-        false_server.send_frame(bytes(sockets.SMALL_MESSAGE_BYTES + sockets.ENCRYPTION_BYTES + 1))
+        false_server.send([bytes(sockets.SMALL_MESSAGE_BYTES + sockets.ENCRYPTION_BYTES + 1)])
         wait_until(lambda number=number: stream.disconnects == number)  # type: ignore[misc]
     false_server.welcome()
 

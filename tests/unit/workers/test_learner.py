@@ -40,7 +40,7 @@ from apex_jax.workers.role import RoleContext
 from tests.rigs.learner_runs import save_checkpoint
 from tests.rigs.links import wait_until
 from tests.rigs.live_views import Clock
-from tests.rigs.sampling_link import FalseServer, streamed
+from tests.rigs.sampling_link import FalseReplay, streamed
 
 
 def test_network_that_is_not_finite_is_not_saved(config: Config, context: zmq.Context) -> None:
@@ -156,9 +156,9 @@ def test_segment_whose_returns_the_rewards_do_not_allow_is_not_learned_from(
     columns = zero_columns(spec)
     columns["priority"][spec.frame_stack] = columns["bootstrap_offset"][spec.frame_stack] = 1
     columns["n_step_return"][:] = 1e38
-    server = FalseServer(zmq.Context(), config.addresses.sampling)
+    server = FalseReplay(config.addresses.sampling)
     with open_learner(RoleContext(config, context, "learner"), environment_spec) as learner:
-        server.until_received(lambda message: isinstance(message, LearnerHello))
+        server.receive(LearnerHello)
         server.send(LearnerWelcome(spec.ring_segments(config.replay.capacity_transitions)))
         server.send(streamed(1, bodies=[encode_segment(Segment(frames, columns), spec)]))
         wait_until(lambda: learner.replay.dropped["bad_return"])
