@@ -101,7 +101,8 @@ def test_environments_are_closed_and_their_processes_end_with_the_run(
         leaders, processes = processes_of(started)
         wait_for_the_end_of(leaders, processes)
         assert set(leaders) == set(map(int, closed.read_text().split()))
-        assert len(leaders) == 1 + 2 + 2, "one is described and tried, the actor and the evaluator have two each"
+        made = 1 + 2 + 2  # one is described and tried, the actor and the evaluator have two each
+        assert len(leaders) == made if end == "normal" else len(leaders) <= made  # an early end finds no actor yet
 
 
 @pytest.mark.ci
