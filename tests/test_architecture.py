@@ -63,7 +63,7 @@ BUDGETS = {
         "workers": 1_973,
         "links": 1_412,
         "environments": 1_460,
-        "operations": 1_478,
+        "operations": 1_481,
         "transport": 1_107,
         "run": 1_169,
         ".": 1_287,

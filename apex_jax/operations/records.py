@@ -118,12 +118,15 @@ def statuses_of_run(run_directory: str) -> Iterator[ProcessStatus]:
     """Yields the status of each process of a run directory that has not ended by itself."""
     paths = sorted(Path(run_directory, FOLDER).glob("*.json"))
     for path in paths:
-        age_seconds = time.time() - path.stat().st_mtime
+        try:
+            age_seconds = time.time() - path.lstat().st_mtime
+        except OSError:  # the process has just ended
+            continue
+        name, place = short_repr(path.stem), printable(str(path))
         if age_seconds > LATE_SECONDS:
-            error = f"has not reported for {age_seconds:,.0f} s: it is stopped, or was killed"
-            yield ProcessStatus(path.stem, str(path), None, error)
+            yield ProcessStatus(name, place, None, f"has not reported for {age_seconds:,.0f} s: stopped, or killed")
         elif (content := read_report(path)) is not None:  # a supervisor's roles have reports of their own
-            yield ProcessStatus(path.stem, str(path), {**content, "reports": {}}, "")
+            yield ProcessStatus(name, place, {**content, "reports": {}}, "")
     if not paths:
         yield ProcessStatus(run_directory, run_directory, None, f"no process runs: there is no report in {FOLDER}/")
 
