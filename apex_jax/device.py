@@ -76,7 +76,7 @@ def actor_processes(cores: int, has_gpu: bool) -> tuple[int, str]:
 def check_device(role: str, config: Config) -> None:
     """Raises FatalError if JAX cannot use the device of the configuration or of JAX_PLATFORMS.
 
-    Raises RuntimeError if the limit of threads is too low for the role, or for all roles of a local run.
+    Raises RunError if the limit of threads is too low for the role, or for all roles of a local run.
     """
     roles = 3 + max(1, config.actor.processes) if role == "local" else 1
     check_threads(THREADS_OF_A_ROLE * roles)

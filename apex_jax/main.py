@@ -3,9 +3,11 @@ export, film."""
 
 import errno
 import importlib
+import os
 import sys
 
 from apex_jax.host.errors import RunError, UsageError, first_line
+from apex_jax.host.machine import FIX_OF_THREADS
 from apex_jax.host.output import outlast_full_disk, printed
 from apex_jax.host.program import CHECKOUT
 
@@ -40,12 +42,13 @@ def main() -> int:
             from apex_jax.run.provenance import check_resumable  # this module needs no JAX, whose import takes a second
 
             check_resumable(command.config)
-        if not command.config.evaluator.checkpoint:  # evaluating a checkpoint writes no metrics
+        from apex_jax import device, process  # imported after the command was checked
+
+        # Evaluating a checkpoint writes no metrics, and a supervisor has checked for its roles.
+        if not command.config.evaluator.checkpoint and not os.environ.get(process.SUPERVISED):
             from apex_jax.run.loggers import check_loggers
 
             check_loggers(command.config)
-        from apex_jax import device, process  # imported after the command was checked
-
         process.start_log(command.name)
         stop = process.StopSignal()
         stop.install()
@@ -79,8 +82,7 @@ def main() -> int:
     except RuntimeError as error:
         if str(error) != "can't start new thread":
             raise
-        limits = "`ulimit -u`, or pids.max of the control group (--pids-limit of a container)"
-        print(f"error: {error}; raise the limit of threads: {limits}", file=sys.stderr)
+        print(f"error: {error}; {FIX_OF_THREADS}", file=sys.stderr)
         return 1
     except OSError as error:  # such as a full disk or missing permissions
         advice = "; make room, or choose another run_directory" if error.errno in OF_THE_DISK else ""

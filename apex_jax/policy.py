@@ -121,6 +121,8 @@ def restore_params(
         checkpointer = Checkpointer(run, read_only=True)
         restored = checkpointer.restore_newest(state, key, architecture, updates)
         if restored is None:
+            if Path(run, "evaluation.json").exists():
+                raise RunError(f"{run} is the best evaluation of an earlier release; play the run itself, or use that")
             raise RunError(f"{checkpointer.directory} holds no checkpoint yet; try again after a minute of training")
         saved, progress = restored
         # On the device, because a jitted call would copy NumPy arrays each time.

@@ -126,7 +126,7 @@ def _run_of(checkpoint: str) -> str:
 def _parser() -> Parser:
     parser = Parser(
         usage=f"{NAME} [--role ROLE] [--config FILE] [--print-config] [KEY=VALUE ...]\n"
-        f"       {NAME} plot RUN ... | status ADDRESS ... | storage push RUN URL | storage pull URL RUN |\n"
+        f"       {NAME} plot RUN ... | status RUN|ADDRESS ... | storage push RUN URL | storage pull URL RUN |\n"
         f"       {' ' * len(NAME)} export RUN FOLDER | film RUN | keys create DIR | tasks WORD (see --help of each)",
         description="Ape-X: distributed prioritized experience replay.",
         epilog=_keys_help(),

@@ -437,7 +437,7 @@ class SecurityConfig:
 
 @dataclass(frozen=True)
 class MetricsConfig:
-    """Numbers of one's own, and where metrics go, beside the status page."""
+    """Numbers of one's own, and where metrics go."""
 
     info: tuple[str, ...] = key(
         (),

@@ -11,8 +11,10 @@ from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
 
+from apex_jax.host.errors import RunError
 from apex_jax.host.program import CHECKOUT
 
+FIX_OF_THREADS = "raise the limit: `ulimit -u`, or pids.max of the control group (--pids-limit of a container)"
 OWN_GROUP, GROUPS = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
 
 
@@ -37,11 +39,13 @@ def usable_memory_bytes() -> int:
 
 
 def check_threads(count: int) -> None:
-    """Raises Python's RuntimeError if this process cannot have `count` more threads now, without which XLA aborts."""
+    """Raises RunError if this process cannot have `count` more threads now, without which XLA aborts."""
     checked = threading.Event()
     try:
         for _ in range(count):
             threading.Thread(target=checked.wait, daemon=True).start()
+    except RuntimeError as error:
+        raise RunError(f"{error}; {FIX_OF_THREADS}") from None
     finally:
         checked.set()
 

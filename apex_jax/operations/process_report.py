@@ -74,16 +74,16 @@ class ProcessReport:
         self._values: dict[str, float] = {}  # newest value of each tag
         self._diagnosis = Diagnosis(config)
         self._heartbeats = Heartbeats()
-        self._content: dict[str, Any] = {}
+        self._has_written = False
+        self._making = threading.Lock()
         self._server: StatusServer | None = None
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="report", daemon=True)
 
     def __enter__(self) -> ProcessReport:
         """Binds the address. Raises StatusError if that fails."""
-        self.make(self._started)
         if address := self._config.addresses.status:
-            self._server = StatusServer(address, lambda: (self._content["healthy"], self._content))
+            self._server = StatusServer(address, self._answer)
             if not is_loopback(address):
                 _log.warning("the status at %s is shown to whoever reaches that address", address)
         self._thread.start()
@@ -95,18 +95,28 @@ class ProcessReport:
         self._heartbeats.close()
         if self._server is not None:
             self._server.close()
-        with contextlib.suppress(OSError):
-            for path in (self._path, self._path.with_suffix(".half")):
-                path.unlink(missing_ok=True)
-            self._path.parent.rmdir()  # with the report of the last process
+        if self._has_written:
+            with contextlib.suppress(OSError):
+                for path in (self._path, self._path.with_suffix(".half")):
+                    path.unlink(missing_ok=True)
+                self._path.parent.rmdir()  # with the report of the last process
+
+    def _answer(self) -> tuple[bool, dict[str, Any]]:
+        content = self.make(time.monotonic())
+        return content["healthy"], content
 
     def make(self, now_seconds: float) -> dict[str, Any]:
-        """Reads the counts and metrics of the role, and returns the report as of now."""
+        """Reads the counts and metrics of the role, and returns the report as of now. Callable from any thread."""
+        with self._making:
+            return self._made(now_seconds)
+
+    def _made(self, now_seconds: float) -> dict[str, Any]:
         described = {"counts": {}, "metrics": {}, "peers": {}, "errors": [], **self.describe()}
         for name, number in described.pop("counts").items():
             before = self._counts.get(name)
             if before is None or number != before.number:
                 self._counts[name] = Count(number, now_seconds, before is not None)
+                self._logged.setdefault(name, number)
         idle_seconds = self._stop.idle_seconds
         healthy = idle_seconds < (STARTING_SECONDS if now_seconds - self._started < STARTING_SECONDS else STUCK_SECONDS)
         ages = {name: now_seconds - count.changed_seconds for name, count in self._counts.items()}
@@ -122,8 +132,8 @@ class ProcessReport:
             "progress_age_seconds": idle_seconds,
             "versions": _versions(),
             "memory_bytes": resident_memory_bytes(),
-            "file_descriptors": len(os.listdir("/proc/self/fd")),
-            "threads": len(os.listdir("/proc/self/task")),
+            "file_descriptors": _entries("/proc/self/fd"),
+            "threads": _entries("/proc/self/task"),
             **described,
             "progress": {
                 name: {"count": count.number, "age_seconds": ages[name]} for name, count in self._counts.items()
@@ -132,8 +142,8 @@ class ProcessReport:
             "problems": problems,
             "warnings": self._warnings(now_seconds, described["metrics"]),
         }
-        self._content = _plain(content)
-        return self._content
+        plain: dict[str, Any] = _plain(content)
+        return plain
 
     def _warnings(self, now_seconds: float, metrics: Mapping[str, float]) -> Sequence[str]:
         values = self._values  # not each is written every time
@@ -150,30 +160,32 @@ class ProcessReport:
         while not self._closing.wait(REPORT_SECONDS):
             now = time.monotonic()
             content = self.make(now)
-            if self._stop.has_begun:  # a start that is refused writes nothing
-                self._write(json.dumps(content).encode())
             if content["healthy"]:
                 self._heartbeats.send(now)
+            if self._stop.has_begun:  # a start that is refused writes nothing
+                self._write(json.dumps(content).encode(), content["healthy"])
             if now >= self._next_line:
                 self._next_line = now + LINE_SECONDS
                 self._log_line()
 
-    def _write(self, content: bytes) -> None:
-        half = self._path.with_suffix(".half")
+    def _write(self, content: bytes, healthy: bool) -> None:
+        half, self._has_written = self._path.with_suffix(".half"), True
         try:
             self._path.parent.mkdir(exist_ok=True)
             with open(open_regular(half, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), "wb") as file:
                 file.write(content)
             os.replace(half, self._path)
-        except OSError:  # no room: the time of the file still shows that this process lives
-            with contextlib.suppress(OSError):
-                self._path.touch()
+        except OSError:  # no room: an empty report shows that this process lives, unless it hangs
+            if healthy:
+                with contextlib.suppress(OSError):
+                    os.close(open_regular(self._path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC))
+                    os.utime(self._path)
 
     def _log_line(self) -> None:
         # A local run shows the progress of all its roles in one table.
         is_shown = bool(os.environ.get(SUPERVISED)) or self._role == "local" or self._config.processes == "one"
         numbers = {name: count.number for name, count in self._counts.items()}
-        grown = {name: number - self._logged.get(name, number) for name, number in numbers.items()}
+        grown = {name: number - self._logged[name] for name, number in numbers.items()}
         self._logged = numbers
         text = ", ".join(f"{number:,} {name} ({grown[name]:+,})" for name, number in numbers.items())
         if text and not is_shown:
@@ -223,6 +235,13 @@ def _stalls(counts: Mapping[str, Count], ages: Mapping[str, float]) -> Iterator[
 def _missing(peers: Mapping[str, Any]) -> list[str]:
     """Returns the servers that the process has not joined, with the state of each connection."""
     return [f"{name} ({state})" for name, state in peers.items() if isinstance(state, str) and state != "joined"]
+
+
+def _entries(folder: str) -> int | None:
+    try:
+        return len(os.listdir(folder))
+    except OSError:  # no file descriptor is left
+        return None
 
 
 def _seconds(value: float) -> str:

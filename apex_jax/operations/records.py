@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
+import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -114,20 +116,27 @@ def read_report(path: Path) -> dict[str, Any] | None:
     return content if isinstance(content, dict) else None
 
 
+def remove_reports(run_directory: str) -> None:
+    """Removes the reports that killed processes have left; call it while no other process of the run goes on."""
+    shutil.rmtree(Path(run_directory, FOLDER), ignore_errors=True)
+
+
 def statuses_of_run(run_directory: str) -> Iterator[ProcessStatus]:
     """Yields the status of each process of a run directory that has not ended by itself."""
-    paths = sorted(Path(run_directory, FOLDER).glob("*.json"))
-    for path in paths:
+    is_empty = True
+    for path in sorted(Path(run_directory, FOLDER).glob("*.json")):
         try:
             age_seconds = time.time() - path.lstat().st_mtime
         except OSError:  # the process has just ended
             continue
-        name, place = short_repr(path.stem), printable(str(path))
+        name, place, is_empty = short_repr(path.stem), printable(str(path)), False
         if age_seconds > LATE_SECONDS:
             yield ProcessStatus(name, place, None, f"has not reported for {age_seconds:,.0f} s: stopped, or killed")
         elif (content := read_report(path)) is not None:  # a supervisor's roles have reports of their own
             yield ProcessStatus(name, place, {**content, "reports": {}}, "")
-    if not paths:
+        else:
+            yield ProcessStatus(name, place, None, "its report cannot be read: is the disk full?")
+    if is_empty:
         yield ProcessStatus(run_directory, run_directory, None, f"no process runs: there is no report in {FOLDER}/")
 
 
@@ -171,6 +180,10 @@ class RoleWatch:
         if passed < REPORT_SECONDS:
             return
         self._looked += passed
+        try:
+            os.utime(self._directory)
+        except OSError:  # the disk takes nothing, so that silence says nothing of the roles
+            return
         for name, role in self._roles.items():
             written = self._written(name)
             role.silent_seconds += min(passed, 2 * REPORT_SECONDS)

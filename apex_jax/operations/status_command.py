@@ -77,7 +77,8 @@ def _ask(name: str, place: str) -> list[ProcessStatus]:
 def _named(text: str) -> tuple[str, str]:
     """Returns the name, empty if none is given, and the address of ADDRESS or NAME=ADDRESS."""
     name, separator, address = text.partition("=")
-    return (name, address) if separator and "://" not in name else ("", text)
+    is_named = separator and "://" not in name and not Path(text).is_dir()
+    return (name, address) if is_named else ("", text)
 
 
 def _port(text: str) -> int:

@@ -27,18 +27,18 @@ from apex_jax.run.provenance import is_of_the_machine, value_of
 _log = logging.getLogger(__name__)
 
 FILES = ("jsonl", "tensorboard")  # `MetricsWriter` writes these
-PROMETHEUS = "prometheus"  # reads the status page; all other names are names of modules
+PROMETHEUS = "prometheus"  # reads the status; all other names are names of modules
 FUNCTIONS = ("init", "log", "finish")
 
 
 def check_loggers(config: Config) -> None:
     """Imports the modules of `metrics.loggers`. Raises UsageError for one that is missing or of another form.
 
-    Prometheus needs no module, but an address: it fetches /metrics from the status page.
+    Prometheus needs no module, but an address: it fetches /metrics there.
     """
     if PROMETHEUS in config.metrics.loggers and not config.addresses.status:
         address = "addresses.status=tcp://127.0.0.1:8080"
-        raise UsageError(f"metrics.loggers: prometheus fetches /metrics from the status page; add {address}")
+        raise UsageError(f"metrics.loggers: prometheus fetches /metrics from addresses.status; add {address}")
     for name in _modules(config):
         what = f"metrics.loggers: {name}"
         package = name.partition(".")[0]

@@ -109,8 +109,10 @@ def _opened(path: Path) -> Any:
 # The params of the best evaluation ------------------------------------------------------------------------------------
 
 
-def keep_if_best(config: Config, environment_spec: EnvironmentSpec, evaluation: Evaluation, params: Any) -> bool:
-    """Keeps these params if no evaluation of the run was as good; returns whether it did.
+def keep_if_best(
+    config: Config, environment_spec: EnvironmentSpec, evaluation: Evaluation, params: Any, agent: str
+) -> bool:
+    """Keeps these params if no evaluation of the run was as good; returns whether it did. `agent`: its algorithm.
 
     An error of the disk is logged, and the earlier params stay.
     """
@@ -121,7 +123,7 @@ def keep_if_best(config: Config, environment_spec: EnvironmentSpec, evaluation: 
         path.parent.mkdir(parents=True, exist_ok=True)
         write_config(config, path.parent)
         metadata = metadata_of(config, environment_spec, evaluation.updates, evaluation.environment_steps)
-        save_params(path, params, metadata | {"mean_return": repr(evaluation.mean)})
+        save_params(path, params, metadata | {"agent": agent, "mean_return": repr(evaluation.mean)})
     except OSError as error:  # not fatal: training goes on, and the next better evaluation tries again
         _log.warning("the params of the best evaluation are not kept in %s: %s", path.parent, error)
         return False

@@ -1,4 +1,4 @@
-"""Parses the addresses of links and status pages, and resolves host names."""
+"""Parses the addresses of links and of the status, and resolves host names."""
 
 from __future__ import annotations
 

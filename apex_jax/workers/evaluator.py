@@ -100,7 +100,8 @@ def record(
     role.write_metrics(evaluation.environment_steps, evaluation.values(), dropped)
     _log.info("%s: %s", config.environment.task, evaluation.describe())
     evaluation.store(config.directory, config.seed)
-    keep_if_best(config, environment_spec, evaluation, params)
+    agent = resolved(config, environment_spec.spec).algorithm.name
+    keep_if_best(config, environment_spec, evaluation, params, agent)
 
 
 def finish_film(film: Film, evaluation: Evaluation) -> None:

@@ -27,7 +27,7 @@ from apex_jax.operations.live_view import LiveView, final_summary, finished_summ
 from apex_jax.operations.pages import RunPage
 from apex_jax.operations.process_report import ProcessReport
 from apex_jax.operations.progress import ProgressReader, RunProgress
-from apex_jax.operations.records import RoleWatch
+from apex_jax.operations.records import RoleWatch, remove_reports
 from apex_jax.operations.storage_copy import LAST_COPY_SECONDS, fetch_missing
 from apex_jax.process import FETCHED, STOPPING, STOPPING_AFTER_THE_END, SUPERVISED, StopSignal, acknowledge
 from apex_jax.replay.journal import check_journal
@@ -289,6 +289,7 @@ def open_run(config: Config, stop: StopSignal) -> Iterator[RunPage | None]:
     Yields None, and prints why, if the run has reached its limit.
     """
     with run_lock(Path(config.directory)):
+        remove_reports(config.directory)
         if config.storage.url:  # before the roles do: metrics fetched later would look like new ones
             fetch_missing(config, ["learner", "replay"], stop)
             check_resumable(config)  # the fetched run
@@ -359,7 +360,6 @@ class RoleProcess:
     role: str
     name: str
     log_path: Path
-    arguments: tuple[str, ...] = ()  # beside those that all roles have
     process: subprocess.Popen[bytes] | None = None
     started_seconds: float = 0.0
     restarts: int = 0  # consecutive
@@ -372,7 +372,7 @@ class RoleProcess:
     def start(self, arguments: list[str]) -> None:
         """Starts the process in a new session, so that only the supervisor receives Ctrl-C."""
         self.close_pipe()
-        command = [*COMMAND, "--role", self.role, "--name", self.name, *arguments, *self.arguments]
+        command = [*COMMAND, "--role", self.role, "--name", self.name, *arguments]
         with open(open_regular(self.log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND), "ab") as log:
             self.process = subprocess.Popen(
                 command,

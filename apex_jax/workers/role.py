@@ -124,6 +124,7 @@ def open_role(config: Config, role: Role, name: str, stop: StopSignal) -> Iterat
         storage = None
         if role == "learner" or role == "replay":
             storage = opened.enter_context(StorageCopy(config, role, stop))
+        stop.has_begun = False  # it is true of a fetch, but the start may still be refused
         loggers = make_loggers(config, role, name)  # before there are links, which would miss heartbeats meanwhile
         for logger in loggers:
             opened.callback(logger.finish)

@@ -63,4 +63,4 @@ def save_best(config: Config, updates: int, mean_return: float = 1.0) -> None:
     algorithm = make_algorithm(config, environment_spec.spec)
     params = algorithm.acting_params(algorithm.init(jax.random.key(updates)))
     evaluation = Evaluation(1e9, updates, 0.0, np.array([mean_return]), environment_steps=10 * updates)
-    assert keep_if_best(config, environment_spec, evaluation, params)
+    assert keep_if_best(config, environment_spec, evaluation, params, "dqn")

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from apex_jax.config.command_line import parse
 from apex_jax.operations.storage_copy import LAST_COPY_SECONDS
@@ -40,6 +41,17 @@ def keys_of(role: str) -> set[str]:
 
 
 # Dockerfile and .dockerignore ------------------------------------------------------------------------------------
+
+
+def test_actors_have_run_directories_of_their_own_and_the_others_share_one() -> None:
+    folders = {role: volumes(SERVICES[role]).get("/runs") for role in ROLES}
+    assert folders == {"replay": "runs", "learner": "runs", "actor": None, "evaluator": "runs"}
+
+
+def test_learner_on_a_gpu_differs_in_image_and_device_only() -> None:
+    [(name, learner)] = yaml.safe_load((ROOT / "compose.gpu.yaml").read_text())["services"].items()
+    assert (name, set(learner)) == ("learner", {"image", "build", "deploy"})
+    assert learner["build"] == {"context": SERVICES["learner"]["build"], "args": {"EXTRA": "gpu"}}
 
 
 def test_image_has_every_file_that_the_package_is_made_of_and_no_other() -> None:

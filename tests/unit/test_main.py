@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from apex_jax.process import SUPERVISED
 from tests.rigs.learner_runs import error_of
-from tests.rigs.processes import ROOT, Programs, catch
+from tests.rigs.processes import ROOT, Programs, catch, free_tcp_addresses
 
 
 @pytest.mark.parametrize("command", [["--help"], ["plot", "runs/x"], ["--role", "replay"]], ids=lambda words: words[0])
@@ -50,6 +51,15 @@ def test_config_is_printed_and_nothing_started(programs: Programs, tmp_path: Pat
     assert (program.exit_code(), program.stderr) == (0, "")
     assert "\nseed: 7\n" in program.stdout
     assert not (tmp_path / "run").exists()
+
+
+def test_a_supervised_role_leaves_loggers_and_the_address_of_prometheus_to_its_supervisor(tmp_path: Path) -> None:
+    arguments = catch(tmp_path / "run", *free_tcp_addresses(), "metrics.loggers=[jsonl,prometheus]")
+    command, environment = [sys.executable, str(ROOT / "main.py"), "--role", "replay", *arguments], dict(os.environ)
+    for supervised, code in (("", 2), ("1", 0)):  # at the end of its standard input, a supervised role ends
+        environment[SUPERVISED] = supervised
+        done = subprocess.run(command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, timeout=60)
+        assert done.returncode == code, done.stderr
 
 
 @pytest.mark.long

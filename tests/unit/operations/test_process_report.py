@@ -153,7 +153,9 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("quick")
-def test_report_is_in_the_run_directory_from_the_first_turn_of_the_loop_to_the_end(tmp_path: Path) -> None:
+def test_report_is_in_the_run_directory_from_the_first_turn_of_the_loop_to_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     stop, path = StopSignal(), report_path(tmp_path, "learner-2")
     made = threading.Semaphore(0)
     with ProcessReport(Config(run_directory=str(tmp_path)), "learner", "learner-2", stop) as report:
@@ -167,6 +169,13 @@ def test_report_is_in_the_run_directory_from_the_first_turn_of_the_loop_to_the_e
         path.with_suffix(".half").mkdir()  # nothing can be written
         wait_until(path.exists)
         assert read_report(path) is None
+        monkeypatch.setattr(process_report, "STARTING_SECONDS", 0.0)
+        monkeypatch.setattr(process_report, "STUCK_SECONDS", 0.0)  # the loop hangs while there is no room
+        wait_until(lambda: not report.make(time.monotonic())["healthy"])
+        path.unlink()
+        for _ in range(6):
+            assert made.acquire(timeout=10)
+        assert not path.exists(), "its supervisor finds it silent"
         path.with_suffix(".half").rmdir()
         wait_until(lambda: read_report(path) is not None)
     assert list(tmp_path.iterdir()) == []
@@ -205,7 +214,7 @@ def test_a_role_of_a_fleet_logs_its_progress(
         wait_until(lambda: len(looks) > 20)
     lines = [record.message for record in caplog.records]
     assert bool(lines) != supervised
-    assert all(" 1,0" in line and " frames (+" in line for line in lines)
+    assert all(" 1,0" in line and " frames (+" in line and "(+0)" not in line for line in lines)
 
 
 # Real processes ---------------------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
@@ -72,6 +73,19 @@ def test_a_role_that_has_no_room_to_report_lives(reports: Reports, text: str) ->
         reports.write("learner", text)
         reports.passes(1)
     assert reports.watch.fault("learner") == ("", 0.0)
+
+
+def test_fault_12_silence_while_the_disk_takes_nothing_is_no_fault(
+    reports: Reports, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reports.watch.started("learner")
+    reports.passes(2, "learner")
+    with monkeypatch.context() as patch:
+        patch.setattr("os.utime", mock.Mock(side_effect=OSError("read-only file system")))
+        reports.passes(3 * STUCK_SECONDS)
+    assert reports.watch.fault("learner") == ("", 0.0)
+    reports.passes(STUCK_SECONDS + 2)
+    assert reports.watch.fault("learner")[1] > STUCK_SECONDS
 
 
 def test_time_while_the_supervisor_is_stopped_does_not_count_as_silence(reports: Reports) -> None:

@@ -121,6 +121,9 @@ def test_a_run_directory_shows_its_processes_and_those_that_no_longer_report(
         ["local", "learns"],
         [],
     ]
+    path.write_text("")  # a full disk
+    assert status_command.run([str(tmp_path)]) == 1
+    assert "local  its report cannot be read" in capsys.readouterr().out
     os.utime(path, (0, 0))
     assert status_command.run([str(tmp_path)]) == 1
     assert "local  has not reported for" in capsys.readouterr().out

@@ -83,7 +83,7 @@ INTERFACE = EnvironmentSpec(SegmentSpec((4,), "float32", 1, 32, 3, ActionSpec.di
 def keep(run: Path, mean_return: float, updates: int = 7) -> bool:
     config = Config(run_directory=str(run), environment=EnvironmentConfig(task="CartPole-v1"))
     evaluation = Evaluation(1e9, updates, 0.1, np.full(10, mean_return), environment_steps=40)
-    return keep_if_best(config, INTERFACE, evaluation, {"x": np.full(3, mean_return, np.float32)})
+    return keep_if_best(config, INTERFACE, evaluation, {"x": np.full(3, mean_return, np.float32)}, "dqn")
 
 
 def kept(run: Path) -> tuple[int, float]:
