@@ -71,7 +71,8 @@ ALL = [words for words in COMMANDS if len(words) > 1 and words[0] not in ("from"
 OURS = [arguments for words in ALL if (arguments := arguments_of(words)) is not None]
 FLEET = [arguments for arguments in OURS if "security.keys=keys" in arguments]
 STATUS = [arguments for arguments in OURS if arguments[:1] == ["status"]]
-LOCAL = [arguments for arguments in OURS if arguments not in FLEET + STATUS]
+FILM = [arguments for arguments in OURS if arguments[:1] == ["film"]]  # tests/unit/workers/test_film_command.py
+LOCAL = [arguments for arguments in OURS if arguments not in FLEET + STATUS + FILM]
 
 
 def smaller(arguments: list[str]) -> list[str]:
