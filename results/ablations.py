@@ -63,8 +63,14 @@ def main() -> None:
     )
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="for every run")
     parser.add_argument("--agent", choices=VARIANTS, default="dqn", help="whose parts are removed (dqn)")
-    arguments = parser.parse_args()
+    parser.add_argument("--without", nargs="+", metavar="PART", help="the names of the variants to train (all)")
+    arguments = parser.parse_intermixed_args()
     variants = VARIANTS[arguments.agent]
+    if arguments.without is not None:
+        names = [next(iter(variants)), *arguments.without]
+        if unknown := set(names) - set(variants):
+            parser.error(f"--without {' '.join(sorted(unknown))}: choose from {', '.join(map(repr, variants))}")
+        variants = {name: variants[name] for name in names}
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     half = load(arguments.config).actor.environments // 2
     runs: dict[str, list[Path]] = {name: [] for name in variants}

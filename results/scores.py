@@ -1,36 +1,139 @@
-"""Writes every evaluation of the published runs to results/scores.csv: `python -m results.scores`.
+"""Writes what the pages say of the published runs: `python -m results.scores`; with `--check` it only compares.
 
-A row is exp_name,env_name,seed,metric,env_step,value: the schema in which BRO, SimBa, XQC and FlashSAC publish theirs.
-exp_name is the folder under results/ and the file; env_name is EnvPool's name of the task;
-env_step counts emulator frames; the metrics are "return", the mean of the games of an evaluation, and "minutes", when
-it ended.
+results/scores.csv has every evaluation: a row is exp_name,env_name,seed,metric,env_step,value, the schema in which BRO,
+SimBa, XQC and FlashSAC publish theirs. exp_name is the folder under results/ and the file; env_name is EnvPool's name
+of the task; env_step counts emulator frames; the metrics are "return", the mean of the games of an evaluation, and
+"minutes", when it ended.
+
+The tables in results/README.md and README.md, between two comments, have a line for each file in rows.yaml: the mean of
+the last evaluations of all its runs, the lowest and the highest of them, and when each run first reached a mark.
 """
 
 from __future__ import annotations
 
+import argparse
 import csv
 import io
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import yaml
 
 from apex_jax.plotting.curves import Run, read_packed
+from apex_jax.run.evaluations import return_text
 
 FOLDER = Path(__file__).parent
 FILE = FOLDER / "scores.csv"
+PAGE, SHORT_PAGE = FOLDER / "README.md", FOLDER.parent / "README.md"
+BEGIN, END = "<!-- made by python -m results.scores -->\n", "<!-- end -->\n"
 HEADER = ("exp_name", "env_name", "seed", "metric", "env_step", "value")
 
 
+class Row(NamedTuple):
+    """A line of the tables, of all runs in one file; see rows.yaml."""
+
+    file: str
+    task: str
+    command: str
+    mark: float
+    of: str = ""
+    machine: str = "2 CPU cores"
+    note: str = ""
+    short: bool = False
+
+
 def main() -> None:
-    """Writes the file, or exits if it is asked for something else."""
-    if sys.argv[1:]:
-        sys.exit(f"{sys.argv[1]}: takes no argument; it reads all of results/")
-    FILE.write_text(table())
+    """Writes the files, or exits with the names of those that are not what they would be."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="write nothing; exit code 1 if a page says anything else")
+    is_check = parser.parse_args().check
+    for path, text in pages().items():
+        if path.read_text() == text:
+            continue
+        if is_check:
+            sys.exit(f"{path}: not what the runs say; run: python -m results.scores")
+        path.write_text(text)
+
+
+def pages() -> dict[Path, str]:
+    """Returns what each file should hold."""
+    return {FILE: table(), PAGE: with_table(PAGE, results_table(rows())), SHORT_PAGE: with_table(SHORT_PAGE, short())}
+
+
+def with_table(page: Path, lines: str) -> str:
+    """Returns the text of a page with the table between its two comments."""
+    before, _, rest = page.read_text().partition(BEGIN)
+    return before + BEGIN + lines + END + rest.partition(END)[2]
+
+
+# The tables ----------------------------------------------------------------------------------------------------------
+
+
+def rows() -> list[Row]:
+    """Returns the lines of the table, in its order."""
+    return [Row(**row) for row in yaml.safe_load((FOLDER / "rows.yaml").read_text())]
+
+
+def results_table(of: Sequence[Row]) -> str:
+    """Returns the long table: commands, machines and what else belongs to a row."""
+    lines = ["| task | command | on | runs | minutes | last evaluation | a mark | |"]
+    lines += ["|---|---|---|--:|--:|--:|---|---|"]
+    for row in of:
+        runs = read_packed(FOLDER / row.file)
+        minutes = np.mean([run.evaluation.minutes[-1] for run in runs])
+        cells = [row.task, row.command, row.machine, str(len(runs)), f"{minutes:.0f}"]
+        cells += [last(runs), reached(row, runs), row.note]
+        lines.append("| " + " | ".join(cells).rstrip() + " |")
+    return "\n".join(lines) + "\n"
+
+
+def short() -> str:
+    """Returns the short table, for README.md."""
+    lines = ["| task | command | on | runs | minutes | at the end | a mark |", "|---|---|---|--:|--:|--:|---|"]
+    for row in rows():
+        if row.short:
+            runs = read_packed(FOLDER / row.file)
+            minutes = np.mean([run.evaluation.minutes[-1] for run in runs])
+            name = row.task.replace("](#", "](results/README.md#")
+            cells = [name, row.command, row.machine, str(len(runs)), f"{minutes:.0f}", last(runs)]
+            lines.append("| " + " | ".join([*cells, reached(row, runs)]) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def last(runs: Sequence[Run]) -> str:
+    """Returns the mean of the runs' last evaluations, and the lowest and highest of them."""
+    returns = [run.evaluation.returns[-1] for run in runs]
+    mean = f"**{_text(np.mean(returns))}**"
+    return mean if len(returns) == 1 else f"{mean} ({_text(min(returns))} to {_text(max(returns))})"
+
+
+def reached(row: Row, runs: Sequence[Run]) -> str:
+    """Returns how many runs reached the mark in an evaluation, and when the first and the last of them did."""
+    mark = f"{_text(row.mark)}{f' ({row.of})' if row.of else ''}"
+    minutes = []
+    for run in runs:
+        above = run.evaluation.returns >= row.mark
+        minutes += [run.evaluation.minutes[above.argmax()]] if above.any() else []
+    if not minutes:
+        return f"{mark}: not reached"
+    shown = list(dict.fromkeys(f"{each:.1f}" for each in (min(minutes), max(minutes))))
+    some = "" if len(minutes) == len(runs) else f", {len(minutes)} of {len(runs)}"
+    return f"{mark}: after {' to '.join(shown)} minutes{some}"
+
+
+def _text(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= 1000 else return_text(round(float(value), 1)).removesuffix(".0")
+
+
+# All evaluations -----------------------------------------------------------------------------------------------------
 
 
 def table() -> str:
-    """Returns the file's content."""
+    """Returns the content of scores.csv."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(HEADER)

@@ -87,6 +87,9 @@ def results_of(run_directory: Path, agent: Agent) -> dict[str, Any] | None:
         "mean_reward": float(games.returns.mean()),
         "std_reward": float(games.returns.std()),  # of the games, not of the mean
         "n_eval_episodes": len(games.returns),
+        "lowest": float(games.returns.min()),
+        "median": float(np.median(games.returns)),
+        "highest": float(games.returns.max()),
         "is_deterministic": games.exploration == 0,
         "exploration": games.exploration,
         "eval_datetime": datetime.datetime.fromtimestamp(games.time, datetime.UTC).isoformat(timespec="seconds"),

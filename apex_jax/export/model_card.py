@@ -11,7 +11,7 @@ from omegaconf import OmegaConf
 
 from apex_jax import __version__
 from apex_jax.agent.policy_function import observation_shape
-from apex_jax.config import EnvironmentConfig
+from apex_jax.config import Config, EnvironmentConfig
 from apex_jax.host.errors import printable
 from apex_jax.policy import Agent
 from apex_jax.run.evaluations import return_text
@@ -30,7 +30,10 @@ def model_card(
     sections = [
         f"---\n{OmegaConf.to_yaml(OmegaConf.create(metadata(agent, results, files)))}---",
         _text(f"# {name}, trained on {task}"),
-        _text(f"An agent of {PAPER} for {task} of {_source(environment)}, trained with apex_jax {__version__}."),
+        _text(
+            f"An agent for {task} of {_source(environment)}, trained with the actors and the replay of Ape-X ({PAPER})"
+            f" by apex_jax {__version__}: {learning_rule(agent.config)}."
+        ),
         _result(agent, results),
         "## Use",
         _text(_observations(agent)),
@@ -51,6 +54,23 @@ def _text(paragraph: str) -> str:
 def task_name(environment: EnvironmentConfig) -> str:
     """Returns the name of a task without the module that registers it."""
     return environment.task.rpartition(":")[2]
+
+
+def learning_rule(config: Config) -> str:
+    """Returns what the learner does, by the options that make it another agent than the paper's."""
+    options, name = config.algorithm, config.algorithm.name
+    if name == "dqn":
+        rule = "double Q-learning" if options.double_q else "Q-learning"
+        rule = "Munchausen Q-learning, which is not double" if options.munchausen else rule
+        rule += f", over {options.quantiles} quantiles" if options.quantiles else ""
+    elif name == "dpg":
+        rule = "deterministic policy gradients" + (", with twin critics" if options.twin_critics else "")
+    else:
+        rule = f"the algorithm {name}"
+    exponent = config.replay.priority_exponent
+    drawn = f"prioritized replay (exponent {exponent:g})" if exponent else "uniform replay"
+    steps = f"returns over {options.n_step} step{'s' * (options.n_step != 1)}"
+    return f"{rule}, {steps}, {drawn}{', layer normalization' * config.network.layer_norm}"
 
 
 def _source(environment: EnvironmentConfig) -> str:

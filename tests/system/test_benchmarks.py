@@ -12,15 +12,32 @@ import sys
 
 import pytest
 
+from benchmarks import page, report
 from tests.rigs.processes import ROOT
 
 FOLDER = ROOT / "benchmarks"
 NAMES = sorted(path.stem for path in FOLDER.glob("*.py") if "def main()" in path.read_text())
 
 
-def test_every_benchmark_has_a_row_and_every_row_a_benchmark() -> None:
-    rows = re.findall(r"^\| .* \| `python -m benchmarks\.(\w+)[^`]*` \|$", (FOLDER / "README.md").read_text(), re.M)
-    assert sorted(set(rows)) == NAMES
+def test_page_names_every_benchmark_and_has_what_is_kept_of_it() -> None:
+    assert sorted(set(re.findall(r"python -m benchmarks\.(\w+)", page.PAGE.read_text()))) == NAMES
+    assert page.with_table(page.PAGE.read_text()) == page.PAGE.read_text(), "run: python -m benchmarks.page"
+
+
+def test_what_is_kept_names_command_commit_machine_and_day() -> None:
+    for record in page.records():
+        assert {"command", "commit", "machine", "versions", "date", "targets", "figures"} <= record.keys()
+        assert record["command"].startswith("python -m benchmarks.")
+
+
+def test_table_shows_bounds_and_what_was_missed(monkeypatch: pytest.MonkeyPatch) -> None:
+    targets = {"batches/s": report.target(6_687.0, at_least=3_000), "s": report.target(12.5, at_most=10)}
+    record = {"command": "python -m benchmarks.x", "commit": "abc", "date": "2026-11-28", "targets": targets}
+    monkeypatch.setattr(page, "records", lambda: [record])
+    assert page.table().splitlines()[2:] == [
+        "| `python -m benchmarks.x` | batches/s | **6,687** | at least 3,000 | abc, 2026-11-28 |",
+        "|  | s | 12.5 (missed) | at most 10 |  |",
+    ]
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -12,7 +12,7 @@ from PIL import Image
 
 from apex_jax import load_policy
 from apex_jax.environments.atari_scores import ATARI_SCORES
-from apex_jax.plotting.curves import read_packed
+from apex_jax.plotting.curves import Curve, Run, read_packed
 from apex_jax.plotting.plot import groups_of
 from results import ablations, scores, suite
 from results.suite import Played
@@ -39,7 +39,6 @@ def test_published_ablations_are_those_of_the_published_runs(tmp_path: Path) -> 
     groups = groups_of([f"{name}={folder / ablations.file_of(name)}" for name in variants])
     printed = ablations.table(groups)
     assert (folder / "table.md").read_text() == printed + "\n"
-    assert printed in (ROOT / "results" / "README.md").read_text()
     assert [line.count("|") for line in printed.splitlines()] == [7] * (2 + len(variants))
     ablations.draw(groups, tmp_path / "ablations.png")
     with (
@@ -50,8 +49,26 @@ def test_published_ablations_are_those_of_the_published_runs(tmp_path: Path) -> 
 
 
 @pytest.mark.ci
-def test_scores_are_those_of_the_published_runs() -> None:
-    assert scores.FILE.read_text() == scores.table(), "run: python -m results.scores"
+def test_scores_and_tables_are_those_of_the_published_runs() -> None:
+    for path, text in scores.pages().items():
+        assert path.read_text() == text, "run: python -m results.scores"
+
+
+@pytest.mark.ci
+def test_every_published_run_is_in_the_table() -> None:
+    files = {str(path.relative_to(scores.FOLDER)) for path in scores.packed_files()}
+    beside = {"half_cheetah/stable_baselines3.jsonl", "walker/killed.jsonl"}  # a peer, and a picture's second line
+    assert {file for file in files - beside if not file.startswith("ablations")} == {row.file for row in scores.rows()}
+
+
+def test_a_row_has_the_last_evaluations_of_all_runs_and_who_reached_the_mark() -> None:
+    minutes = np.array([1.0, 2.0, 3.0])
+    curves = [Curve(minutes, minutes, np.array(values)) for values in ([5.0, 18.5, 9.0], [1.0, 2.0, 3.0])]
+    runs = [Run("", "Pong-v5", curve, {}, {}) for curve in curves]
+    assert scores.last(runs) == "**6** (3 to 9)"
+    row = scores.Row("", "", "", mark=18)
+    assert scores.reached(row, runs) == "18: after 2.0 minutes, 1 of 2"
+    assert scores.reached(row._replace(mark=19, of="solved"), runs) == "19 (solved): not reached"
 
 
 @pytest.mark.parametrize("folder", [
