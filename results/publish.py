@@ -23,6 +23,7 @@ from apex_jax.run.provenance import FILE_NAME, read_starts, value_of
 
 TEXTS = (CONFIG_NAME, FILE_NAME, "evaluations.jsonl")
 PICTURES = ("curves.png", "video.gif")
+MACHINES_OWN = "working_directory"  # of a start: nobody else's
 LINE_SECONDS = 60.0
 LEAST_LINES = 30  # of a run of less than half an hour
 
@@ -65,7 +66,8 @@ def packed_line(run: Path) -> str:
     if (run / CONFIG_NAME).is_file():
         config = load_run(run)
         settings = {name: value_of(config, name) for name in SETTINGS}
-    packed = {"name": run.name, "config": settings, "starts": read_starts(run)}
+    starts = [{key: value for key, value in start.items() if key != MACHINES_OWN} for start in read_starts(run)]
+    packed = {"name": run.name, "config": settings, "starts": starts}
     return json.dumps(packed | {"metrics": thinned_metrics(run)}, ensure_ascii=False) + "\n"
 
 

@@ -70,7 +70,7 @@ BUDGETS = {
         "agent": 1_174,
         "replay": 973,
         "config": 1_018,
-        "export": 490,
+        "export": 510,
         "plotting": 494,
         "host": 370,
     },
