@@ -35,6 +35,7 @@ SINGLE = (
     "deploy/ssh/README.md",
     "benchmarks/README.md",
     "results/README.md",
+    "results/journal.md",
 )
 PATHS = [*(ROOT / name for name in SINGLE), *sorted((ROOT / "docs").glob("*.md"))]
 PAGES = [Page(path) for path in PATHS if path.is_file()]

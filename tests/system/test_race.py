@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -29,7 +30,7 @@ def run_with(folder: Path, evaluations: list[tuple[float, int, float]], began: f
 
 def test_clock_stands_still_during_evaluations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
-    monkeypatch.setattr(race_peer.time, "time", lambda: now[0])
+    monkeypatch.setattr(time, "time", lambda: now[0])
     clock = race_peer.Clock(tmp_path, began=90.0)
     for _ in range(2):
         now[0] += 5  # of training
