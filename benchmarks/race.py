@@ -3,7 +3,7 @@
     python -m benchmarks.race CartPole-v1 --against sb3.PPO,sbx.DQN --seeds 3
     python -m benchmarks.race gymnasium:my_file:MyEnv --minutes 5 --ours "--config cartpole"
 
-Each family of peers (sb3, sb3_contrib, sbx, rejax) gets a virtual environment of its own, and the settings that its
+Peers (sb3.PPO, sb3_contrib.TQC, sbx.DQN, rejax.ppo) get a virtual environment apart, and the settings that their
 authors publish for the task (race.yaml has them, with sources). Every run counts from its command on, start-up and
 compilation included. The clock of a peer stands still while it is evaluated; ours plays its evaluations beside the
 training. torch has one thread, with which it is fastest on tasks of this size. A finished run is not repeated. The
@@ -92,18 +92,21 @@ def ours_limits(arguments: argparse.Namespace, words: Sequence[str]) -> list[str
     return limits + ([f"total_minutes={arguments.minutes}", "total_updates=0"] if arguments.minutes else [])
 
 
-def environment(directory: Path, family: str, packages: Mapping[str, Sequence[str]]) -> Path:
+def environment(directory: Path, family: str, environments: Mapping[str, Mapping[str, Sequence[str]]]) -> Path:
     """Returns the Python of a family's virtual environment, which is made if it is missing."""
-    if family not in packages:
-        sys.exit(f"{family}: no such family of peers; choose from {', '.join(packages)}")
-    folder = directory / "environments" / family
+    name = next((name for name, its in environments.items() if family in its["families"]), None)
+    if name is None:
+        known = [family for its in environments.values() for family in its["families"]]
+        sys.exit(f"{family}: no such family of peers; choose from {', '.join(known)}")
+    packages = environments[name]["packages"]
+    folder = directory / "environments" / name
     python = (folder / "bin" / "python").absolute()
     installed = folder / "installed.txt"
-    if not installed.exists() or installed.read_text() != "\n".join(packages[family]):
-        say(f"installing {', '.join(packages[family])} in {folder}")
+    if not installed.exists() or installed.read_text() != "\n".join(packages):
+        say(f"installing {', '.join(packages)} in {folder}")
         subprocess.run([sys.executable, "-m", "venv", "--clear", str(folder)], check=True)
-        subprocess.run([str(python), "-m", "pip", "install", "--quiet", *packages[family]], check=True)
-        installed.write_text("\n".join(packages[family]))
+        subprocess.run([str(python), "-m", "pip", "install", "--quiet", *packages], check=True)
+        installed.write_text("\n".join(packages))
     return python
 
 

@@ -147,8 +147,8 @@ def table() -> str:
 
 
 def packed_files() -> list[Path]:
-    """Returns the files of runs under results/; those of a suite hold no more than the returns of games."""
-    return sorted(path for path in FOLDER.glob("*/*.jsonl") if path.parent.name != "suite")
+    """Returns the files of runs under results/, but those of races, and of suites, which hold the returns of games."""
+    return sorted(path for path in FOLDER.glob("*/*.jsonl") if path.parent.name not in ("suite", "race"))
 
 
 def published() -> Iterator[tuple[str, int, Run]]:
