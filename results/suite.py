@@ -3,10 +3,11 @@
     python -m results.suite atari_cpu --minutes 15                              # Boxing, Breakout, SpaceInvaders
     python -m results.suite one_step --minutes 15 --against results/suite/atari_cpu.jsonl algorithm.n_step=1
 
-Game after game is trained for so many minutes, or updates; then the last params of each run play 30 full games. The
-number is the interquartile mean (IQM) of the human-normalised scores of all runs: 0 is random play, 1 a human tester.
-The returns of training games stand beside it: they are of params that keep changing, while 30 games of a game without
-chance can be seven different ones.
+Game after game is trained for so many minutes, or updates; then the last params of each run play 30 full games, off the
+clock, with one random action in a hundred, since greedy games of Atari are much alike: the table says how many of the
+returns are distinct. The number is the interquartile mean (IQM) of the human-normalised scores of all runs: 0 is random
+play, 1 a human tester. The returns of training games stand beside it: they are of params that keep changing, while 30
+games of a game without chance can be seven different ones.
 What has run is not run again, so that an interrupted suite goes on; the result is one line a run in --publish, a
 picture, and a table.
 """
@@ -33,7 +34,7 @@ from apex_jax.run.metrics import EPSILON_BANDS
 from results.ablations import train
 
 GAMES = ("Boxing", "Breakout", "SpaceInvaders")  # for choosing settings; others are for reporting what was chosen
-EPISODES = 30
+EPISODES, EPSILON = 30, 0.01
 STATISTICS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "IQM": interquartile_mean,
     "median": lambda scores: np.median(scores, axis=0),
@@ -51,6 +52,7 @@ class Played(NamedTuple):
     updates: int
     returns: list[float]  # of full games, raw rewards
     training: float | None  # mean return of the training games that explore least, in the last fifth of the frames
+    epsilon: float = 0.00164  # of the games; runs before 2026-11-28 do not say it
 
     @property
     def scores(self) -> np.ndarray:
@@ -76,6 +78,9 @@ def main() -> None:
             runs.append(played(game, seed, directory, [*settings, *limits(arguments), f"run_directory={directory}"]))
     arguments.publish.mkdir(parents=True, exist_ok=True)
     path = arguments.publish / f"{arguments.name}.jsonl"
+    if path.exists():  # runs that were published from another machine stay
+        new = {(run.game, run.seed) for run in runs}
+        runs = [run for run in read(path) if (run.game, run.seed) not in new] + runs
     path.write_text("".join(json.dumps(run._asdict()) + "\n" for run in runs))
     suites: dict[str, Sequence[Played]] = {arguments.name: runs}
     if arguments.against is not None:
@@ -116,7 +121,8 @@ def played(game: str, seed: int, directory: Path, arguments: list[str]) -> Playe
         return done
     print(f"{game}, seed {seed}: in {directory}", flush=True)
     train(directory, arguments)
-    train(directory, ["--role", "evaluator", f"checkpoint={directory}", f"episodes={EPISODES}"])
+    games = [f"episodes={EPISODES}", f"evaluator.epsilon={EPSILON}"]
+    train(directory, ["--role", "evaluator", f"checkpoint={directory}", *games])
     done = result(game, seed, directory)
     assert done is not None, f"{directory} holds no evaluation of {EPISODES} games"
     return done
@@ -130,7 +136,7 @@ def result(game: str, seed: int, directory: Path) -> Played | None:
         return None
     run = read_run(directory)
     frames, minutes = run.evaluation.frames[-1], round(run.evaluation.minutes[-1], 2)
-    return Played(game, seed, frames, minutes, updates, games.returns.tolist(), last_training(run))
+    return Played(game, seed, frames, minutes, updates, games.returns.tolist(), last_training(run), games.exploration)
 
 
 def last_training(run: Run) -> float | None:
@@ -185,8 +191,9 @@ def _interval(values: Sequence[float]) -> tuple[float, float]:
 def table(suites: dict[str, Sequence[Played]]) -> str:
     """Returns a Markdown table of one suite, or of two, the second compared with the first.
 
-    A row for each game of the last suite has the mean return of each run, and the human-normalised score of their mean,
-    the next one the returns in training; a row for each statistic is of the games that all suites have.
+    A row for each game of the last suite has the mean return of each run, how many of its returns are distinct, and the
+    human-normalised score of their mean, the next one the returns in training; a row for each statistic is of the games
+    that all suites have.
     """
     names = list(suites)
     games = list(dict.fromkeys(run.game for run in suites[names[-1]]))
@@ -194,7 +201,7 @@ def table(suites: dict[str, Sequence[Played]]) -> str:
     rows.append(("---", *["--:"] * (len(rows[0]) - 1)))
     for game in games:
         of_game = [[run for run in suites[name] if run.game == game] for name in names]
-        cells = [", ".join(f"{np.mean(run.returns):.1f}" for run in runs) + _human(runs) for runs in of_game]
+        cells = [", ".join(map(_games, runs)) + _human(runs) for runs in of_game]
         compared = [_shown(*difference(of_game[1], of_game[0]), sign="+")] if len(names) == 2 and all(of_game) else []
         rows.append((game, *cells, *compared))
         training = [[run.training for run in runs if run.training is not None] for runs in of_game]
@@ -206,6 +213,10 @@ def table(suites: dict[str, Sequence[Played]]) -> str:
         rows.append((f"{statistic} of human-normalised scores", *(_shown(*value) for value in values), *compared))
     width = len(rows[0])
     return "\n".join("| " + " | ".join([*row, *[""] * (width - len(row))]) + " |" for row in rows)
+
+
+def _games(run: Played) -> str:
+    return f"{np.mean(run.returns):.1f} [{len(set(run.returns))}]"
 
 
 def _human(runs: Sequence[Played]) -> str:
