@@ -8,6 +8,7 @@ python -m benchmarks.page --check                       # exit code 1 if the tab
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 FOLDER = Path(__file__).parent
+CODE = ("apex_jax", "configs", ":(glob)benchmarks/*.py")  # what a measurement is of
 RESULTS, PAGE = FOLDER / "results", FOLDER / "README.md"
 BEGIN, END = "<!-- made by python -m benchmarks.page -->\n", "<!-- end -->\n"
 
@@ -34,7 +36,7 @@ def main() -> None:
 
 def keep(arguments: list[str]) -> None:
     """Runs a benchmark from the root of the checkout and keeps its last line; exits if it fails."""
-    commit = subprocess.check_output(["git", "describe", "--always", "--dirty=+"], cwd=FOLDER, text=True).strip()
+    commit = of_git("describe", "--always") + ("+" if of_git("diff", "HEAD", "--name-only", *CODE) else "")
     command = [sys.executable, "-m", f"benchmarks.{arguments[0]}", *arguments[1:]]
     last = ""
     with subprocess.Popen(command, cwd=FOLDER.parent, stdout=subprocess.PIPE, text=True) as program:
@@ -42,10 +44,19 @@ def keep(arguments: list[str]) -> None:
             print(last, end="", flush=True)
     if program.returncode:
         sys.exit(program.returncode)
-    record = json.loads(last) | {"command": f"python -m benchmarks.{shlex.join(arguments)}", "commit": commit}
+    try:
+        measured = json.loads(last)
+    except ValueError:
+        sys.exit(f"{shlex.join(command)}: its last line is no JSON object: nothing is kept")
+    record = measured | {"command": f"python -m benchmarks.{shlex.join(arguments)}", "commit": commit}
     RESULTS.mkdir(exist_ok=True)
-    path = RESULTS / f"{record['benchmark'].replace(' ', '_')}.json"
+    path = RESULTS / f"{re.sub(r'[^A-Za-z0-9.-]+', '_', record['benchmark'])}.json"
     path.write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n")
+
+
+def of_git(*arguments: str) -> str:
+    """Returns what git says, from the root of the checkout."""
+    return subprocess.check_output(["git", *arguments], cwd=FOLDER.parent, text=True).strip()
 
 
 def records() -> list[dict[str, Any]]:
@@ -55,12 +66,17 @@ def records() -> list[dict[str, Any]]:
 
 def with_table(page: str) -> str:
     """Returns the text of a page with the table between its two comments."""
-    before, _, rest = page.partition(BEGIN)
-    return before + BEGIN + table() + END + rest.partition(END)[2]
+    before, begin, rest = page.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    assert begin, f"{PAGE} lacks {BEGIN}"
+    assert end, f"{PAGE} lacks {END}"
+    return before + BEGIN + table() + END + after
 
 
 def table() -> str:
     """Returns the table: a line for each target of each benchmark, with what was measured."""
+    if not records():
+        return "None yet.\n"
     lines = ["| command | what | measured | target | commit, day |", "|---|---|--:|--:|---|"]
     for record in records():
         command, when = f"`{record['command']}`", f"{record['commit']}, {record['date']}"
@@ -74,6 +90,8 @@ def table() -> str:
 def text_of(found: dict[str, Any]) -> str:
     """Returns what was measured; a missed target says so."""
     value = found["measured"]
+    if value is None:
+        return "never (missed)"
     text = f"{value:,.0f}" if abs(value) >= 100 else f"{value:g}"
     return f"**{text}**" if found["met"] else f"{text} (missed)"
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
+import os
+import shlex
 import sys
 import time
 from collections.abc import Callable
@@ -56,6 +58,7 @@ def stable_baselines(arguments: argparse.Namespace, settings: dict[str, Any], cl
     if module != "sbx":
         importlib.import_module("torch").set_num_threads(1)
     algorithm = getattr(importlib.import_module({"sb3": "stable_baselines3"}.get(module, module)), name)
+    every = arguments.every["seconds"]
     steps, num_environments = settings.pop("steps", 1_000_000_000), settings.pop("n_envs", 1)
     if "net_arch" in settings:
         settings["policy_kwargs"] = {"net_arch": settings.pop("net_arch")}
@@ -81,7 +84,7 @@ def stable_baselines(arguments: argparse.Namespace, settings: dict[str, Any], cl
             seconds = clock.seconds()
             if seconds >= self._next:
                 evaluate()
-                self._next = seconds + arguments.every
+                self._next = seconds + every
             return seconds < arguments.seconds
 
     model.learn(int(steps), Evaluations())
@@ -114,18 +117,23 @@ def falling(value: Any) -> Any:
 
 
 def rejax_algorithm(arguments: argparse.Namespace, settings: dict[str, Any], clock: Clock) -> None:
-    """Trains an algorithm of rejax, whose training with its evaluations is one compiled program."""
+    """Trains an algorithm of rejax: one compiled program, evaluations included, which only a number of steps ends."""
     import jax
+    import numpy as np
     import rejax  # type: ignore[import-not-found]
     from jax.experimental import io_callback
 
-    settings |= {"total_timesteps": settings.pop("steps"), "eval_freq": int(arguments.every)}
+    settings |= {"total_timesteps": settings.pop("steps", 1_000_000), "eval_freq": arguments.every["steps"]}
     algorithm = rejax.get_algo(arguments.peer.split(".")[1]).create(env=arguments.task, **settings)
     evaluate = algorithm.eval_callback
 
+    def stop(_: Any) -> Any:
+        clock.stop()
+        return np.int32(0)
+
     def timed(algo: Any, state: Any, rng: Any) -> Any:
-        io_callback(lambda _: clock.stop(), None, state.global_step, ordered=True)
-        lengths, returns = evaluate(algo, state, rng)
+        stopped = io_callback(stop, jax.ShapeDtypeStruct((), np.int32), state.global_step, ordered=True)
+        lengths, returns = evaluate(algo, state, jax.random.fold_in(rng, stopped))  # so it begins after `stop`
         io_callback(
             lambda step, mean: clock.write(int(step), float(mean)),
             None,
@@ -138,25 +146,36 @@ def rejax_algorithm(arguments: argparse.Namespace, settings: dict[str, Any], clo
     jax.block_until_ready(jax.jit(algorithm.replace(eval_callback=timed).train)(jax.random.key(arguments.seed)))
 
 
-def run() -> None:
+def run() -> None:  # not `main`, as what a user starts
     """Trains for the time, or the number of steps, that is given."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("directory", type=Path)
-    parser.add_argument("--began", type=float, required=True, help="when the process was started, unix seconds")
     parser.add_argument("--peer", required=True, help="FAMILY.ALGORITHM")
     parser.add_argument("--task", required=True)
     parser.add_argument("--seed", type=int, required=True)
     parser.add_argument("--seconds", type=float, required=True, help="of training, start-up included")
-    parser.add_argument("--every", type=float, required=True, help="seconds between evaluations; of rejax, steps")
+    parser.add_argument("--every", type=json.loads, required=True, help='between evaluations: {"seconds": 5}, or steps')
     parser.add_argument("--settings", required=True, help="a JSON object")
     arguments = parser.parse_args()
     settings = json.loads(arguments.settings)
-    clock = Clock(arguments.directory, arguments.began)
-    start = {"time": arguments.began, "task": arguments.task, "seed": arguments.seed, "command": " ".join(sys.argv)}
+    began = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME) + started_seconds()
+    clock = Clock(arguments.directory, began)
+    start = {
+        "time": began,
+        "task": arguments.task,
+        "seed": arguments.seed,
+        "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:-1]]),
+    }
     start |= {"python": sys.version.split()[0], "versions": versions(), "settings": settings}
     (arguments.directory / "starts.jsonl").write_text(json.dumps(start) + "\n")
     train = rejax_algorithm if arguments.peer.startswith("rejax.") else stable_baselines
     train(arguments, settings, clock)
+
+
+def started_seconds() -> float:
+    """Returns when this process was started, in seconds since the machine was."""
+    ticks = Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19]
+    return int(ticks) / os.sysconf("SC_CLK_TCK")
 
 
 def versions() -> dict[str, str]:

@@ -67,8 +67,10 @@ def main() -> None:
     arguments = parser.parse_intermixed_args()
     variants = VARIANTS[arguments.agent]
     if arguments.without is not None:
+        if arguments.publish == parser.get_default("publish"):
+            parser.error("--without needs another --publish: that folder has the runs of all variants")
         names = [next(iter(variants)), *arguments.without]
-        if unknown := set(names) - set(variants):
+        if unknown := set(arguments.without) - set(list(variants)[1:]):
             parser.error(f"--without {' '.join(sorted(unknown))}: choose from {', '.join(map(repr, variants))}")
         variants = {name: variants[name] for name in names}
     signal.signal(signal.SIGTERM, signal.default_int_handler)

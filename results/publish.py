@@ -21,7 +21,7 @@ from apex_jax.plotting.curves import ENDING
 from apex_jax.run.metrics import read_metrics
 from apex_jax.run.provenance import FILE_NAME, read_starts, value_of
 
-TEXTS = (CONFIG_NAME, FILE_NAME, "evaluations.jsonl")
+TEXTS = (CONFIG_NAME, "evaluations.jsonl")
 PICTURES = ("curves.png", "video.gif")
 MACHINES_OWN = "working_directory"  # of a start: nobody else's
 LINE_SECONDS = 60.0
@@ -50,6 +50,7 @@ def publish(run: Path, destination: Path) -> None:
     for name in (*TEXTS, *PICTURES):
         if (run / name).exists():
             shutil.copy(run / name, destination / name)
+    (destination / FILE_NAME).write_text("".join(json.dumps(start) + "\n" for start in starts_of(run)))
     for process, lines in of_processes.items():
         (metrics / f"{process}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
 
@@ -66,9 +67,13 @@ def packed_line(run: Path) -> str:
     if (run / CONFIG_NAME).is_file():
         config = load_run(run)
         settings = {name: value_of(config, name) for name in SETTINGS}
-    starts = [{key: value for key, value in start.items() if key != MACHINES_OWN} for start in read_starts(run)]
-    packed = {"name": run.name, "config": settings, "starts": starts}
+    packed = {"name": run.name, "config": settings, "starts": starts_of(run)}
     return json.dumps(packed | {"metrics": thinned_metrics(run)}, ensure_ascii=False) + "\n"
+
+
+def starts_of(run: Path) -> list[dict[str, Any]]:
+    """Returns the starts of a run, without what is of this machine alone."""
+    return [{key: value for key, value in start.items() if key != MACHINES_OWN} for start in read_starts(run)]
 
 
 def thinned_metrics(run: Path) -> dict[str, list[dict[str, Any]]]:

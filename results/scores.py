@@ -16,9 +16,10 @@ import csv
 import io
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import numpy as np
 import yaml
@@ -44,6 +45,13 @@ class Row(NamedTuple):
     machine: str = "2 CPU cores"
     note: str = ""
     short: bool = False
+    changed: Mapping[str, Any] = MappingProxyType({})  # `with`: settings that the command does not give any more
+
+    @property
+    def remark(self) -> str:
+        """The last cell: what a reader must know besides."""
+        had = [f"with {' '.join(f'`{key}={_setting(value)}`' for key, value in self.changed.items())}"]
+        return "; ".join([*(had if self.changed else []), *([self.note] if self.note else [])])
 
 
 def main() -> None:
@@ -66,8 +74,11 @@ def pages() -> dict[Path, str]:
 
 def with_table(page: Path, lines: str) -> str:
     """Returns the text of a page with the table between its two comments."""
-    before, _, rest = page.read_text().partition(BEGIN)
-    return before + BEGIN + lines + END + rest.partition(END)[2]
+    before, begin, rest = page.read_text().partition(BEGIN)
+    _, end, after = rest.partition(END)
+    assert begin, f"{page} lacks {BEGIN}"
+    assert end, f"{page} lacks {END}"
+    return before + BEGIN + lines + END + after
 
 
 # The tables ----------------------------------------------------------------------------------------------------------
@@ -75,7 +86,8 @@ def with_table(page: Path, lines: str) -> str:
 
 def rows() -> list[Row]:
     """Returns the lines of the table, in its order."""
-    return [Row(**row) for row in yaml.safe_load((FOLDER / "rows.yaml").read_text())]
+    found = yaml.safe_load((FOLDER / "rows.yaml").read_text())
+    return [Row(**{name.replace("with", "changed"): value for name, value in row.items()}) for row in found]
 
 
 def results_table(of: Sequence[Row]) -> str:
@@ -86,7 +98,7 @@ def results_table(of: Sequence[Row]) -> str:
         runs = read_packed(FOLDER / row.file)
         minutes = np.mean([run.evaluation.minutes[-1] for run in runs])
         cells = [row.task, row.command, row.machine, str(len(runs)), f"{minutes:.0f}"]
-        cells += [last(runs), reached(row, runs), row.note]
+        cells += [last(runs), reached(row, runs), row.remark]
         lines.append("| " + " | ".join(cells).rstrip() + " |")
     return "\n".join(lines) + "\n"
 
@@ -100,7 +112,7 @@ def short() -> str:
             minutes = np.mean([run.evaluation.minutes[-1] for run in runs])
             name = row.task.replace("](#", "](results/README.md#")
             cells = [name, row.command, row.machine, str(len(runs)), f"{minutes:.0f}", last(runs)]
-            lines.append("| " + " | ".join([*cells, reached(row, runs)]) + " |")
+            lines.append("| " + " | ".join([*cells, "; ".join(filter(None, [reached(row, runs), row.remark]))]) + " |")
     return "\n".join(lines) + "\n"
 
 
@@ -123,6 +135,10 @@ def reached(row: Row, runs: Sequence[Run]) -> str:
     shown = list(dict.fromkeys(f"{each:.1f}" for each in (min(minutes), max(minutes))))
     some = "" if len(minutes) == len(runs) else f", {len(minutes)} of {len(runs)}"
     return f"{mark}: after {' to '.join(shown)} minutes{some}"
+
+
+def _setting(value: Any) -> str:
+    return json.dumps(value, separators=(",", ":"))
 
 
 def _text(value: float) -> str:

@@ -63,6 +63,7 @@ def learning_rule(config: Config) -> str:
         rule = "double Q-learning" if options.double_q else "Q-learning"
         rule = "Munchausen Q-learning, which is not double" if options.munchausen else rule
         rule += f", over {options.quantiles} quantiles" if options.quantiles else ""
+        rule += ", of rescaled values" if options.value_rescaling else ""
     elif name == "dpg":
         rule = "deterministic policy gradients" + (", with twin critics" if options.twin_critics else "")
     else:
@@ -104,8 +105,9 @@ def _score(results: Mapping[str, Any]) -> str:
 
 
 def _name(agent: Agent) -> str:
-    name = agent.config.algorithm.name
-    return NAMES.get(name, f"Ape-X {name}")
+    options = agent.config.algorithm
+    kind = "Munchausen DQN" if options.name == "dqn" and options.munchausen else options.name
+    return NAMES.get(kind, f"Ape-X {kind}")
 
 
 def _result(agent: Agent, results: Mapping[str, Any] | None) -> str:
@@ -118,7 +120,12 @@ def _result(agent: Agent, results: Mapping[str, Any] | None) -> str:
     score, games = _score(results), results["n_eval_episodes"]
     date = results["eval_datetime"].partition("T")[0]
     what = f"Mean return and standard deviation of {games} episode{'s' * (games != 1)}"
-    return f"{what}: **{score}**, raw rewards{how}; {date}."
+    spread = (
+        f" ({results['lowest']:g} to {results['highest']:g}, median {results['median']:g})"
+        if "median" in results
+        else ""
+    )
+    return f"{what}: **{score}**{spread}, raw rewards{how}; {date}."
 
 
 def _observations(agent: Agent) -> str:

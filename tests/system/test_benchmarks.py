@@ -9,6 +9,7 @@ import os
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -24,10 +25,20 @@ def test_page_names_every_benchmark_and_has_what_is_kept_of_it() -> None:
     assert page.with_table(page.PAGE.read_text()) == page.PAGE.read_text(), "run: python -m benchmarks.page"
 
 
-def test_what_is_kept_names_command_commit_machine_and_day() -> None:
-    for record in page.records():
-        assert {"command", "commit", "machine", "versions", "date", "targets", "figures"} <= record.keys()
-        assert record["command"].startswith("python -m benchmarks.")
+def test_what_a_benchmark_measures_is_kept_with_command_and_commit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "benchmarks").mkdir()
+    last = json.dumps({"benchmark": "x/a b", "figures": {"f": 1.0}})
+    (tmp_path / "benchmarks" / "x.py").write_text(f"print('progress')\nprint({last!r})\n")
+    monkeypatch.setattr(page, "FOLDER", tmp_path / "benchmarks")
+    monkeypatch.setattr(page, "RESULTS", tmp_path / "results")
+    monkeypatch.setattr(page, "of_git", lambda *_: "abc")  # also for changed code
+    page.keep(["x", "--seconds", "2"])
+    [path] = (tmp_path / "results").iterdir()
+    record = json.loads(path.read_text())
+    assert path.name == "x_a_b.json"
+    assert record == json.loads(last) | {"command": "python -m benchmarks.x --seconds 2", "commit": "abc+"}
 
 
 def test_table_shows_bounds_and_what_was_missed(monkeypatch: pytest.MonkeyPatch) -> None:

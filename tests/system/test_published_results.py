@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
+import shlex
 import sys
 from pathlib import Path
 
@@ -11,12 +13,17 @@ import pytest
 from PIL import Image
 
 from apex_jax import load_policy
+from apex_jax.config.command_line import parse
+from apex_jax.config.load import SETTINGS
 from apex_jax.environments.atari_scores import ATARI_SCORES
 from apex_jax.plotting.curves import Curve, Run, read_packed
 from apex_jax.plotting.plot import groups_of
+from apex_jax.run.provenance import value_of
 from results import ablations, scores, suite
 from results.suite import Played
 from tests.rigs.runs import ROOT
+
+OF_ONE_RUN = ("seed", "run_directory", "actor.processes", "addresses.")  # by default one actor for some cores
 
 
 @pytest.mark.parametrize("path", scores.packed_files(), ids=lambda path: path.stem)
@@ -59,6 +66,21 @@ def test_every_published_run_is_in_the_table() -> None:
     files = {str(path.relative_to(scores.FOLDER)) for path in scores.packed_files()}
     beside = {"half_cheetah/stable_baselines3.jsonl", "walker/killed.jsonl"}  # a peer, and a picture's second line
     assert {file for file in files - beside if not file.startswith("ablations")} == {row.file for row in scores.rows()}
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize("row", [row for row in scores.rows() if "](" not in row.command], ids=lambda row: row.file)
+def test_command_of_a_row_gives_the_settings_of_its_runs(row: scores.Row) -> None:
+    words = shlex.split(row.command.strip("`"))
+    if words[:2] != ["python", "main.py"]:
+        pytest.skip("a script of examples/")
+    config = parse(words[2:]).config
+    given = {name: json.loads(json.dumps(value_of(config, name))) for name in SETTINGS}
+    for line in (scores.FOLDER / row.file).read_text().splitlines():
+        had = json.loads(line)["config"]
+        differing = {name for name in given.keys() & had.keys() if given[name] != had[name]}
+        assert {name for name in differing if not name.startswith(OF_ONE_RUN)} == {*row.changed}
+        assert {name: had[name] for name in row.changed} == dict(row.changed)
 
 
 def test_a_row_has_the_last_evaluations_of_all_runs_and_who_reached_the_mark() -> None:

@@ -11,14 +11,15 @@ import pytest
 import yaml
 
 from apex_jax.config.command_line import parse
-from benchmarks import race, race_peer
+from apex_jax.plotting.curves import Group
+from benchmarks import page, race, race_peer
 
 
-def run_with(folder: Path, evaluations: list[tuple[float, int, float]], began: float) -> Path:
+def run_with(folder: Path, evaluations: list[tuple[float, int, float]], began: float, seed: int = 1) -> Path:
     """Returns the directory of a peer's run with these evaluations: seconds, steps, mean return."""
     folder.mkdir(parents=True)
-    (folder / "began.txt").write_text(str(began))
-    (folder / "starts.jsonl").write_text(json.dumps({"time": began + 3.0, "task": "Other-v5", "seed": 1}) + "\n")
+    (folder / race.DONE).write_text(json.dumps({"began": began, "command": []}))
+    (folder / "starts.jsonl").write_text(json.dumps({"time": began + 3.0, "task": "Other-v5", "seed": seed}) + "\n")
     (folder / "metrics").mkdir()
     lines = [
         {"time": began + seconds, "seconds": seconds, "step": step, "eval/episodic_return": mean}
@@ -45,29 +46,65 @@ def test_clock_stands_still_during_evaluations(tmp_path: Path, monkeypatch: pyte
 
 def test_table_has_when_each_run_had_the_mark_and_where_the_runs_ended(tmp_path: Path) -> None:
     first = run_with(tmp_path / "a", [(5.0, 10, 1.0), (30.0, 90, 480.0), (60.0, 200, 400.0)], began=1_000.0)
-    second = run_with(tmp_path / "b", [(6.0, 10, 1.0), (40.0, 100, 300.0)], began=2_000.0)
+    second = run_with(tmp_path / "b", [(6.0, 10, 1.0), (40.0, 100, 300.5)], began=2_000.0, seed=2)
     path = tmp_path / "race.jsonl"
-    path.write_text("".join(race.packed("sbx.PPO", run, "CartPole-v1") for run in (first, second)))
+    race.publish(path, [("sbx.PPO", 1, first)], "CartPole-v1")
+    race.publish(path, [("sbx.PPO", 2, second)], "CartPole-v1")  # of another call: the first run stays
     [group] = race.groups_of(path)
     assert {run.task for run in group.runs} == {"CartPole-v1"}, "the peer's own name of the task does not matter"
     assert race.seconds_to(group.runs, 475) == [30.0, race.NEVER]
-    assert race.table([group], 475).splitlines()[2] == "| sbx.PPO | 2 | 30, never | 350 (300 to 400) | 50 | 150 |"
+    assert race.table([group], 475).splitlines()[2] == "| sbx.PPO | 2 | 30, never | 350.2 (300.5 to 400.0) | 50 | 150 |"
 
 
-def test_a_finished_run_is_not_repeated_and_a_failed_one_ends_the_race(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("ours", "peer", "measured", "at_most", "met"), [
+    ([20.0, 30.0], [50.0, 70.0], 25.0, 60.0, True),
+    ([20.0, 30.0, 90.0], [25.0, 60.0, 26.0], 30.0, 26.0, False),
+    ([race.NEVER, race.NEVER, 3.0], [9.0], None, 9.0, False),
+    ([9.0], [race.NEVER], 9.0, None, True),
+])  # fmt: skip
+def test_target_is_the_fastest_peers_median_and_a_lost_race_is_missed(
+    monkeypatch: pytest.MonkeyPatch,
+    ours: list[float],
+    peer: list[float],
+    measured: float | None,
+    at_most: float | None,
+    met: bool,
+) -> None:
+    seconds = {f"{race.OURS}, one process": ours, "sb3.PPO": peer}
+    monkeypatch.setattr(race, "seconds_to", lambda runs, _: seconds[runs])
+    [target] = race.targets([Group(name, name) for name in seconds], 475).values()  # type: ignore[arg-type]
+    assert target == {"measured": measured, "at_most": at_most, "met": met}
+    assert "missed" in page.text_of(target) or met
+
+
+def test_a_finished_run_is_not_repeated_a_failed_one_is_named_and_another_command_refused(tmp_path: Path) -> None:
     ran = tmp_path / "ran"
-    for _ in range(2):
-        race.train(tmp_path / "run", [sys.executable, "-c", f"open({str(ran)!r}, 'a').write('x')"], "x", 1)
+    command = [sys.executable, "-c", f"open({str(ran)!r}, 'a').write('x')"]
+    assert all(race.train(tmp_path / "run", command, "x", 1) for _ in range(2))
     assert ran.read_text() == "x"
-    with pytest.raises(SystemExit, match="exit code 3"):
-        race.train(tmp_path / "other", [sys.executable, "-c", "raise SystemExit(3)"], "x", 1)
+    assert not race.train(tmp_path / "other", [sys.executable, "-c", "raise SystemExit(3)"], "x", 1)
+    with pytest.raises(SystemExit, match="of another command"):
+        race.train(tmp_path / "run", [*command, "--minutes=2"], "x", 1)
+
+
+def test_own_task_needs_our_settings_and_gets_the_limit_of_the_peers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        sys, "argv", ["race", "gymnasium:my_file:MyEnv", "--ours", "--config cartpole", "--minutes", "5"]
+    )
+    task = yaml.safe_load((race.FOLDER / "race.yaml").read_text())["defaults"]
+    [words] = race.ours(race.parsed(), task).values()
+    assert {"environment.task=gymnasium:my_file:MyEnv", "total_minutes=5.0", "evaluator.episodes=20"} <= {*words}
+    monkeypatch.setattr(sys, "argv", ["race", "gymnasium:my_file:MyEnv"])
+    with pytest.raises(SystemExit, match="give --ours"):
+        race.ours(race.parsed(), task)
 
 
 def test_every_task_has_a_mark_our_command_and_peers_of_known_families() -> None:
     settings = yaml.safe_load((race.FOLDER / "race.yaml").read_text())
     families = {family for its in settings["environments"].values() for family in its["families"]}
-    for task in (settings["defaults"] | values for values in settings["tasks"].values()):
+    for task in settings["tasks"].values():
         assert {"mark", "every", "apex_jax", "peers"} <= task.keys()
+        assert task["every"].keys() in ({"seconds"}, {"steps"})
         assert {name.partition(".")[0] for name in task["peers"]} <= families
         for words in task["apex_jax"].values():
             parse(words)

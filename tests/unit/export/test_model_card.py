@@ -60,14 +60,15 @@ def test_metadata_of_every_agent_is_yaml_between_two_lines(kind: str, tmp_path: 
     _, text, page = card.split("---\n", 2)
     data = yaml.safe_load(text)
     assert list(data) == ["library_name", "pipeline_tag", "tags", "model-index"]
-    assert page.startswith("\n# Ape-X D")
+    assert re.match(r"\n# Ape-X (Munchausen )?D", page)
     assert "None" not in page.replace("None is stated", "")
 
 
 @pytest.mark.parametrize(("settings", "named", "absent"), [
     (["algorithm.name=dqn"], ["double Q-learning", "3 steps", "exponent 0.6"], ["Munchausen", "quantiles"]),
     (["algorithm.name=dqn", "algorithm.double_q=false"], [" Q-learning"], ["double"]),
-    (["algorithm.name=dqn", "algorithm.munchausen=true", "algorithm.quantiles=16"], ["Munchausen", "16 quantiles"], []),
+    (["algorithm.name=dqn", "algorithm.munchausen=true", "algorithm.quantiles=9"], ["Munchausen", "9 quantiles"], []),
+    (["algorithm.name=dqn", "algorithm.value_rescaling=true"], ["rescaled values"], ["Munchausen"]),
     (["algorithm.name=dpg", "algorithm.n_step=1", "algorithm.twin_critics=true"], ["twin critics", "1 step,"], ["Q-"]),
     (["algorithm.name=my:make", "replay.priority_exponent=0"], ["my:make", "uniform replay"], ["prioritized", "Q-"]),
 ])  # fmt: skip
