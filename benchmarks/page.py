@@ -1,8 +1,8 @@
-"""Runs a benchmark, keeps what it measured, and makes the table of benchmarks/README.md of all that is kept.
+"""Runs a benchmark, keeps its last line, and makes the table of benchmarks/README.md from all kept lines.
 
 python -m benchmarks.page replay_server --seconds 2     # runs it, and keeps its last line in benchmarks/results/
 python -m benchmarks.page                               # makes the table
-python -m benchmarks.page --check                       # exit code 1 if the table says anything else
+python -m benchmarks.page --check                       # exit code 1 if the table differs
 """
 
 from __future__ import annotations
@@ -55,12 +55,12 @@ def keep(arguments: list[str]) -> None:
 
 
 def of_git(*arguments: str) -> str:
-    """Returns what git says, from the root of the checkout."""
+    """Returns the output of a git command in the root of the checkout."""
     return subprocess.check_output(["git", *arguments], cwd=FOLDER.parent, text=True).strip()
 
 
 def records() -> list[dict[str, Any]]:
-    """Returns what is kept, in the order of the names."""
+    """Returns the kept records, in the order of their names."""
     return [json.loads(path.read_text()) for path in sorted(RESULTS.glob("*.json"))]
 
 
@@ -74,7 +74,7 @@ def with_table(page: str) -> str:
 
 
 def table() -> str:
-    """Returns the table: a line for each target of each benchmark, with what was measured."""
+    """Returns the table: a line for each target of each record."""
     if not records():
         return "None yet.\n"
     lines = ["| command | what | measured | target | commit, day |", "|---|---|--:|--:|---|"]
@@ -88,7 +88,7 @@ def table() -> str:
 
 
 def text_of(found: dict[str, Any]) -> str:
-    """Returns what was measured; a missed target says so."""
+    """Returns a measured value, marked if it misses its target."""
     value = found["measured"]
     if value is None:
         return "never (missed)"

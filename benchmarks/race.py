@@ -47,7 +47,7 @@ OURS, DONE = "apex_jax", "race.json"
 
 
 def main() -> None:
-    """Runs what is missing, and writes file, table and picture."""
+    """Trains the missing runs, and writes file, table and picture."""
     arguments = parsed()
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     settings = yaml.safe_load((FOLDER / "race.yaml").read_text())

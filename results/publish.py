@@ -72,7 +72,7 @@ def packed_line(run: Path) -> str:
 
 
 def starts_of(run: Path) -> list[dict[str, Any]]:
-    """Returns the starts of a run, without what is of this machine alone."""
+    """Returns the starts of a run, without MACHINES_OWN."""
     return [{key: value for key, value in start.items() if key != MACHINES_OWN} for start in read_starts(run)]
 
 

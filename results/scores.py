@@ -55,7 +55,7 @@ class Row(NamedTuple):
 
 
 def main() -> None:
-    """Writes the files, or exits with the names of those that are not what they would be."""
+    """Writes the files; with --check exits with the name of the first that differs."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="write nothing; exit code 1 if a page says anything else")
     is_check = parser.parse_args().check

@@ -182,7 +182,7 @@ class RoleWatch:
         self._looked += passed
         try:
             os.utime(self._directory)
-        except OSError:  # the disk takes nothing, so that silence says nothing of the roles
+        except OSError:  # on a full or read-only disk a missing report is no sign of a hang
             return
         for name, role in self._roles.items():
             written = self._written(name)

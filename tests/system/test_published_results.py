@@ -23,6 +23,7 @@ from results import ablations, scores, suite
 from results.suite import Played
 from tests.rigs.runs import ROOT
 
+OF_MAIN = [row for row in scores.rows() if row.command.startswith("`python main.py") and "](" not in row.command]
 OF_ONE_RUN = ("seed", "run_directory", "actor.processes", "addresses.")  # by default one actor for some cores
 
 
@@ -69,12 +70,9 @@ def test_every_published_run_is_in_the_table() -> None:
 
 
 @pytest.mark.ci
-@pytest.mark.parametrize("row", [row for row in scores.rows() if "](" not in row.command], ids=lambda row: row.file)
+@pytest.mark.parametrize("row", OF_MAIN, ids=lambda row: row.file)
 def test_command_of_a_row_gives_the_settings_of_its_runs(row: scores.Row) -> None:
-    words = shlex.split(row.command.strip("`"))
-    if words[:2] != ["python", "main.py"]:
-        pytest.skip("a script of examples/")
-    config = parse(words[2:]).config
+    config = parse(shlex.split(row.command.strip("`"))[2:]).config
     given = {name: json.loads(json.dumps(value_of(config, name))) for name in SETTINGS}
     for line in (scores.FOLDER / row.file).read_text().splitlines():
         had = json.loads(line)["config"]
