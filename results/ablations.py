@@ -2,13 +2,14 @@
 
 Every variant is one configuration with a key or two changed, and has the same updates and, by
 replay.samples_per_insert, the same frames: what else the machine does meanwhile changes only the minutes. Runs that
-are already complete are not run again, so what was interrupted goes on; the end is one picture, one table and one file
-of runs for each variant, in --publish.
+are already complete are not run again, nor those that --publish has of the same settings, so what was interrupted goes
+on; the end is one picture, one table and one file of runs for each variant, in --publish.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import signal
 import subprocess
@@ -19,11 +20,12 @@ from pathlib import Path
 import numpy as np
 from matplotlib.figure import Figure
 
-from apex_jax.config.load import load
+from apex_jax.config.load import SETTINGS, load
 from apex_jax.plotting.curves import Group, bootstrap_interval, held, interquartile_mean
 from apex_jax.plotting.plot import AXES, draw_group, groups_of
 from apex_jax.run.metrics import read_metrics
-from results.publish import pack
+from apex_jax.run.provenance import value_of
+from results.publish import packed_line
 
 MAIN = Path(os.path.relpath(Path(__file__).parents[1] / "main.py"))  # relative: runs record CONFIG, made from it
 CONFIG = MAIN.parent / "configs" / "mountain_car.yaml"
@@ -75,23 +77,38 @@ def main() -> None:
         variants = {name: variants[name] for name in names}
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     half = load(arguments.config).actor.environments // 2
-    runs: dict[str, list[Path]] = {name: [] for name in variants}
+    files = {name: arguments.publish / file_of(name) for name in variants}
+    lines: dict[str, list[str]] = {name: [] for name in variants}
     for seed in range(1, arguments.seeds + 1):  # so that an interrupted series has the same seeds of every variant
         for name, changes in variants.items():
             directory = arguments.directory / f"{name.replace(' ', '_')}-{seed}"
-            runs[name].append(directory)
-            if updates_of(directory) < arguments.updates:
+            changed = [change.format(half=half) for change in changes]
+            limits = [f"total_updates={arguments.updates}", "total_minutes=0"]
+            limits += [f"seed={seed}", f"run_directory={directory}"]
+            overrides = [*arguments.overrides, *changed, *limits]
+            line = published_line(files[name], arguments.config, overrides)
+            if line is None and updates_of(directory) < arguments.updates:
                 print(f"{name}, seed {seed}: {arguments.updates} updates in {directory}", flush=True)
-                limits = [f"total_updates={arguments.updates}", "total_minutes=0"]
-                limits += [f"seed={seed}", f"run_directory={directory}"]
-                changed = [change.format(half=half) for change in changes]
-                train(directory, ["--config", str(arguments.config), *arguments.overrides, *changed, *limits])
-    for name, directories in runs.items():
-        pack(directories, arguments.publish / file_of(name))
-    groups = groups_of([f"{name}={directory}" for name, directories in runs.items() for directory in directories])
+                train(directory, ["--config", str(arguments.config), *overrides])
+            lines[name].append(line or packed_line(directory))
+    arguments.publish.mkdir(parents=True, exist_ok=True)
+    for name, path in files.items():
+        path.write_text("".join(lines[name]))
+    groups = groups_of([f"{name}={path}" for name, path in files.items()])
     draw(groups, arguments.publish / "ablations.png")
     (arguments.publish / "table.md").write_text(table(groups) + "\n")
     print(table(groups))
+
+
+def published_line(path: Path, config: Path, overrides: Sequence[str]) -> str | None:
+    """Returns the packed run of these settings in a published file, or None."""
+    loaded = load(config, list(overrides))
+    settings = json.loads(json.dumps({name: value_of(loaded, name) for name in SETTINGS}))
+    for line in path.read_text().splitlines(keepends=True) if path.exists() else []:
+        ran = json.loads(line)["config"]
+        if ran == settings | {"actor.processes": settings["actor.processes"] or ran["actor.processes"]}:  # 0: automatic
+            return line
+    return None
 
 
 def draw(groups: Sequence[Group], path: Path) -> None:
