@@ -26,9 +26,9 @@ help:
 	@echo "make test-pythons PYTHONS=3.13   with that one"
 	@echo "make test-faults       every fault of docs/faults.md, slow ones included"
 	@echo "make test-faults FAULT=31   those of one number, of two digits"
-	@echo "make fleet-tools       sets up .venv with the Python packages for the commands of deploy/README.md"
+	@echo "make fleet-tools       sets up .venv with the Python packages for the commands of deploy/terraform/README.md"
 	@echo "make test-deploy       tests of deploy/: Terraform against moto, units, scripts, images; needs terraform"
-	@echo "make test-deploy-quick its part that takes minutes only: no moto, no checkov, no installation"
+	@echo "make test-deploy-quick its part that takes minutes only: no moto, no installation"
 	@echo "make test-deploy-quick NO_TERRAFORM=1   what of that needs no terraform: scripts, units, images, deploy/README.md"
 	@echo "make test-slurm        a fleet as a job of a real Slurm; needs root, slurm-wlm and munge, or tests less"
 	@echo "make test-fleet        a whole fleet as its user data boots it, in network namespaces; needs terraform and root"
@@ -72,11 +72,11 @@ test-faults: $(VENV)/requirements-dev.installed
 
 fleet-tools: $(VENV)/requirements.installed $(VENV)/requirements-host.installed
 
-test-deploy: $(VENV)/requirements-deploy.installed $(VENV)/checkov/installed $(VENV)/skypilot/installed
-	CHECKOV=$(VENV)/checkov/bin/checkov SKYPILOT=$(VENV)/skypilot/bin/python JAX_PLATFORMS=cpu $(RUN) -m pytest -m 'deploy and not slow'
+test-deploy: $(VENV)/requirements-deploy.installed
+	JAX_PLATFORMS=cpu $(RUN) -m pytest -m 'deploy and not slow'
 
 test-deploy-quick: $(VENV)/requirements-deploy.installed
-	@echo "Not in here, but in make test-deploy: checkov; apply and destroy against moto; what runs on hosts; provision.sh"
+	@echo "Not in here, but in make test-deploy: apply and destroy against moto; what runs on hosts; provision.sh"
 	JAX_PLATFORMS=cpu $(RUN) -m pytest -m 'deploy and quick$(if $(NO_TERRAFORM), and not terraform)'
 
 # As root: nodes are namespaces. Part of test-deploy, too.
@@ -109,12 +109,6 @@ $(VENV)/requirements-dev.installed: requirements-dev.txt requirements.txt requir
 	@touch $@
 
 $(VENV)/requirements-deploy.installed: requirements-dev.txt requirements-export.txt deploy/requirements-host.txt
-
-# Apart: checkov and SkyPilot demand older versions of what others need newer.
-$(VENV)/checkov/installed $(VENV)/skypilot/installed: $(VENV)/%/installed: deploy/requirements-%.txt $(VENV)/created
-	@echo "Installing $< into $(@D): about a minute ..."
-	@$(RUN) -m venv $(@D) && $(@D)/bin/python -m pip install --quiet --disable-pip-version-check -r $<
-	@touch $@
 
 # Rebuilt also where it is there but does not work: half made, or made with a Python that has gone.
 WORKS := $(shell $(RUN) -c 'import pip' 2>/dev/null && echo yes)

@@ -1,1 +1,1 @@
-"""The fleet on EC2: images, hosts, Terraform. See deploy/README.md."""
+"""The fleet on EC2: images, hosts, Terraform. See deploy/terraform/README.md."""

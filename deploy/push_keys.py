@@ -1,7 +1,7 @@
 """Creates a fleet's CURVE keys and writes them to Parameter Store, from which its hosts fetch them at boot.
 
     python -m deploy.push_keys FLEET              creates them; fails if some exist
-    python -m deploy.push_keys FLEET --rotate     replaces them by new ones (deploy/README.md: Rotate the keys)
+    python -m deploy.push_keys FLEET --rotate     replaces them by new ones (deploy/terraform/README.md)
     python -m deploy.push_keys FLEET --delete     removes them
 
 The keys pass through a temporary folder that only this user can read, and are never in Terraform's state.

@@ -28,11 +28,7 @@ def main() -> int:
             "MemoryUsedPercent": memory_used_percent(MEMINFO.read_text()),
             "DiskUsedPercent": disk_used_percent(environment.get("APEX_JAX_DATA", DATA)),
         }
-        dimensions = {
-            "Fleet": environment["APEX_JAX_FLEET"],
-            "Role": environment["APEX_JAX_ROLE"],
-        }
-        report(values, environment["APEX_JAX_NAMESPACE"], dimensions, environment["APEX_JAX_RUN_AND_END"])
+        report(values, environment["APEX_JAX_NAMESPACE"], environment["APEX_JAX_RUN_AND_END"])
     except Exception as error:  # the timer retries in a minute, and missing reports raise an alarm
         print(f"error: {error}", file=sys.stderr)
         return 1
@@ -74,22 +70,16 @@ def disk_used_percent(path: str) -> float:
     return 100.0 * usage.used / usage.total
 
 
-def report(values: dict[str, float], namespace: str, dimensions: dict[str, str], run: str) -> None:
-    """Sends the values by fleet and role (of a replay server its name), not by host: alarms outlive hosts.
+def report(values: dict[str, float], namespace: str, run: str) -> None:
+    """Sends the values to the namespace of fleet and role, not by host: alarms outlive hosts.
 
-    `Finished` is also that of one `run` with its limits: the end of another does not end its hosts.
+    `Finished` is that of one `run` with its limits: the end of another does not end its hosts.
     """
+    of_run = [{"Name": "Run", "Value": run}]
     client("cloudwatch").put_metric_data(
         Namespace=namespace,
         MetricData=[
-            {
-                "MetricName": metric,
-                "Dimensions": [
-                    {"Name": name, "Value": text}
-                    for name, text in (dimensions | ({"Run": run} if metric == "Finished" else {})).items()
-                ],
-                "Value": value,
-            }
+            {"MetricName": metric, "Value": value, "Dimensions": of_run if metric == "Finished" else []}
             for metric, value in values.items()
         ],
     )

@@ -1,7 +1,7 @@
 """Copies a run's results (metrics, TensorBoard files, pictures) between hosts and the folder results/ in the bucket.
 
     python -m deploy.host.results fetch   to a host without results of its own, before the role starts
-    python -m deploy.host.results copy    to the bucket, each minute and after the role has ended
+    python -m deploy.host.results copy    to the bucket, every ten minutes and after the role has ended
 
 All hosts write to one folder, which thus looks like a run directory; their file names contain the names of processes,
 and therefore differ. Checkpoints and the replay are copied by learner and replay server themselves (`storage.url`).
@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 
 from deploy.host.aws import client
 
-BY_EVERY_ROLE = ("metrics/{role}.jsonl", "tensorboard/{role}/*")  # by a further replay server under its name
+BY_EVERY_ROLE = ("metrics/{role}.jsonl", "tensorboard/{role}/*")
 BY_ROLE = {"learner": ("config.yaml", "starts.jsonl"), "evaluator": ("video.*",), "replay": ()}  # actors have none
 
 
@@ -72,7 +72,7 @@ def _bring(store: Any, bucket: str, key: str, path: Path) -> None:
 
 
 def is_of_role(name: str, role: str) -> bool:
-    """Returns whether a file, named by its path in the run directory, is a result of this role or replay server."""
+    """Returns whether a file, named by its path in the run directory, is a result of this role."""
     if ".." in name.split("/") or name.startswith("/"):
         return False
     patterns = (*(pattern.format(role=role) for pattern in BY_EVERY_ROLE), *BY_ROLE.get(role, ()))

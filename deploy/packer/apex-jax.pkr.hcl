@@ -37,8 +37,6 @@ source "amazon-ebs" "ubuntu" {
     }
   }
 
-  encrypt_boot = true
-  kms_key_id   = var.kms_key_id
   imds_support = "v2.0" # instances of the image allow only IMDSv2
 
   metadata_options { # so does the build's instance
@@ -76,7 +74,8 @@ build {
       device_name           = "/dev/sda1"
       volume_size           = 16
       volume_type           = "gp3"
-      encrypted             = true
+      encrypted             = true # and so the image: without a second, encrypted copy
+      kms_key_id            = var.kms_key_id
       delete_on_termination = true
     }
   }
@@ -102,7 +101,8 @@ build {
       device_name           = "/dev/sda1"
       volume_size           = 100 # the base image has 75, for several versions of CUDA; learners have at least 100
       volume_type           = "gp3"
-      encrypted             = true
+      encrypted             = true # and so the image: without a second, encrypted copy
+      kms_key_id            = var.kms_key_id
       delete_on_termination = true
     }
   }
@@ -123,9 +123,24 @@ build {
     destination = "/tmp/provision.sh"
   }
 
+  # Updates, and a reboot into the kernel that instances of the image will boot: what is tried is what runs. Nothing else
+  # may install a kernel meanwhile, or later. (So does ParallelCluster's image build: it disables apt-daily first.)
   provisioner "shell" {
     inline = [
       "cloud-init status --wait || true", # a fresh instance may still hold apt's lock
+      "sudo systemctl mask --now apt-daily.timer apt-daily-upgrade.timer apt-daily.service apt-daily-upgrade.service unattended-upgrades.service",
+      "sudo apt-get -q -o DPkg::Lock::Timeout=600 update",
+      "sudo DEBIAN_FRONTEND=noninteractive apt-get -q -y -o DPkg::Lock::Timeout=600 dist-upgrade",
+    ]
+  }
+  provisioner "shell" {
+    inline            = ["sudo reboot"]
+    expect_disconnect = true
+  }
+
+  provisioner "shell" {
+    pause_before = "30s"
+    inline = [
       "sudo bash /tmp/provision.sh ${local.source} --log-agent ${source.name == "gpu" ? "--gpu" : ""}",
       "sudo bash /opt/apex-jax/current/deploy/smoke_test.sh ${source.name == "gpu" ? "--gpu" : ""}",
       "sudo rm -rf ${local.source} /tmp/provision.sh /root/.cache /home/ubuntu/.cache",

@@ -2,35 +2,48 @@
 # its role shows no problem, as `python main.py status` prints it, or if the role has ended because the run is over.
 
 locals {
-  health_alarms = {
-    replay  = { alarm = "replay-stopped", description = "The replay server has a problem: everyone waits for it." }
-    learner = { alarm = "learner-stopped", description = "The learner makes no updates, cannot save, or does not run." }
-    actor   = { alarm = "actors-failing", description = "More than a tenth of the actor hosts have a problem." }
-    evaluator = {
-      alarm       = "evaluator-stopped"
-      description = "The evaluator does not run, or spot capacity is short: the curve of results has a gap."
+  health_alarms = { # a minute is bad if the role should have hosts and none reports that it is healthy
+    replay-stopped = {
+      role = "replay", bad = 10, minutes = 15, ends = []
+      text = "The replay server has a problem: everyone waits for it."
+    }
+    learner-stopped = {
+      role = "learner", bad = 10, minutes = 15, ends = []
+      text = "The learner makes no updates, cannot save, or does not run."
+    }
+    actors-failing = {
+      role = "actor", bad = 10, minutes = 15, ends = []
+      text = "More than a tenth of the actor hosts have a problem."
+    }
+    evaluator-stopped = {
+      role = "evaluator", bad = 10, minutes = 15, ends = []
+      text = "The evaluator does not run, or spot capacity is short: the curve of results has a gap."
+    }
+    # No quota, no capacity, or a learner that fails at each start: only minutes of learning count towards the run's
+    # limit, so without this, actors and evaluator would cost on for ever. They come back with the next apply.
+    no-learner = {
+      role = "learner", bad = 120, minutes = 120, ends = ["actor", "evaluator"]
+      text = "No learner for 120 minutes: actors and evaluator end. Once it runs (`why` shows the cause), apply again."
     }
   }
 
   full_alarms = {
-    learner-disk = {
-      description = "The learner's disk is nearly full: lower learner.checkpoints_kept."
-      metric      = "DiskUsedPercent", role = "learner"
-    }
-    replay-memory = {
-      description = "The replay server's memory is nearly full: lower replay.capacity_transitions or take a larger type."
-      metric      = "MemoryUsedPercent", role = "replay"
-    }
-    replay-disk = {
-      description = "The replay server's disk is nearly full: its journal and snapshots need room."
-      metric      = "DiskUsedPercent", role = "replay"
-    }
+    learner-disk  = { role = "learner", metric = "DiskUsedPercent", lower = "learner.checkpoints_kept" }
+    replay-memory = { role = "replay", metric = "MemoryUsedPercent", lower = "replay.capacity_transitions" }
+    replay-disk   = { role = "replay", metric = "DiskUsedPercent", lower = "replay.capacity_transitions" }
   }
 }
 
 resource "aws_sns_topic" "alarms" {
   name              = "${var.name}-alarms"
   kms_master_key_id = aws_kms_key.fleet.arn
+}
+
+check "alarm_email" {
+  assert {
+    condition     = !var.running || var.alarm_email != ""
+    error_message = "alarm_email is empty: nobody will be told that the learner or the replay server has stopped, that capacity is short, a disk full, or the run over."
+  }
 }
 
 resource "aws_sns_topic_subscription" "email" {
@@ -41,19 +54,21 @@ resource "aws_sns_topic_subscription" "email" {
   endpoint  = var.alarm_email
 }
 
-# A minute counts as bad if the group should have hosts and none reports that it is healthy (of actors: fewer than nine of
-# ten). No minute counts before the group exists. Ten minutes are more than a start takes.
+# No minute counts before the group exists. Ten minutes are more than a start takes.
 resource "aws_cloudwatch_metric_alarm" "health" {
-  for_each = { for name, alarm in local.health_alarms : name => alarm if var.running && local.hosts[name] > 0 && (name != "replay" || local.actor_hosts > 0) } # without actors it has a problem
+  for_each = {
+    for name, alarm in local.health_alarms : name => alarm
+    if var.running && local.hosts[alarm.role] > 0 && (alarm.role != "replay" || local.actor_hosts > 0) # it needs actors
+  }
 
-  alarm_name          = "${var.name}-${each.value.alarm}"
-  alarm_description   = "${each.value.description} See its log, and the stream of its host."
+  alarm_name          = "${var.name}-${each.key}"
+  alarm_description   = "${each.value.text} See its log, and the stream of its host."
   comparison_operator = "LessThanThreshold"
-  threshold           = each.key == "actor" ? 0.9 : 1
-  evaluation_periods  = 15
-  datapoints_to_alarm = 10
+  threshold           = each.value.role == "actor" ? 0.9 : 1
+  evaluation_periods  = each.value.minutes
+  datapoints_to_alarm = each.value.bad
   treat_missing_data  = "notBreaching"
-  alarm_actions       = [aws_sns_topic.alarms.arn]
+  alarm_actions       = concat([aws_sns_topic.alarms.arn], [for role in each.value.ends : aws_autoscaling_policy.end[role].arn])
   ok_actions          = [aws_sns_topic.alarms.arn]
 
   metric_query {
@@ -72,7 +87,7 @@ resource "aws_cloudwatch_metric_alarm" "health" {
     metric {
       namespace   = "AWS/AutoScaling"
       metric_name = "GroupDesiredCapacity"
-      dimensions  = { AutoScalingGroupName = aws_autoscaling_group.role[each.key].name }
+      dimensions  = { AutoScalingGroupName = aws_autoscaling_group.role[each.value.role].name }
       stat        = "Maximum"
       period      = 60
     }
@@ -81,10 +96,9 @@ resource "aws_cloudwatch_metric_alarm" "health" {
     id = "healthy"
 
     metric {
-      namespace   = local.metric_namespace
+      namespace   = local.metric_namespaces[each.value.role]
       metric_name = "Healthy"
-      dimensions  = { Fleet = var.name, Role = each.key }
-      stat        = each.key == "actor" ? "Average" : "Maximum"
+      stat        = each.value.role == "actor" ? "Average" : "Maximum"
       period      = 60
     }
   }
@@ -94,10 +108,9 @@ resource "aws_cloudwatch_metric_alarm" "full" {
   for_each = var.running ? local.full_alarms : {}
 
   alarm_name          = "${var.name}-${each.key}"
-  alarm_description   = each.value.description
-  namespace           = local.metric_namespace
+  alarm_description   = "${each.value.metric} of the ${each.value.role} host is above 85: lower ${each.value.lower}, or give it more (instance_types, volume_gib)."
+  namespace           = local.metric_namespaces[each.value.role]
   metric_name         = each.value.metric
-  dimensions          = { Fleet = var.name, Role = each.value.role }
   statistic           = "Maximum"
   comparison_operator = "GreaterThanThreshold"
   threshold           = 85
@@ -139,28 +152,6 @@ resource "aws_cloudwatch_metric_alarm" "actors_missing" {
         stat        = "Maximum"
         period      = 60
       }
-    }
-  }
-}
-
-resource "aws_budgets_budget" "month" {
-  count = var.monthly_budget_usd > 0 ? 1 : 0
-
-  name         = "${var.name}-month"
-  budget_type  = "COST"
-  limit_amount = tostring(var.monthly_budget_usd)
-  limit_unit   = "USD"
-  time_unit    = "MONTHLY"
-
-  dynamic "notification" { # AWS forecasts only after weeks of costs: until then, only actual costs are reported
-    for_each = toset(["FORECASTED 100", "ACTUAL 80", "ACTUAL 100"])
-
-    content {
-      comparison_operator        = "GREATER_THAN"
-      notification_type          = split(" ", notification.value)[0]
-      threshold                  = tonumber(split(" ", notification.value)[1])
-      threshold_type             = "PERCENTAGE"
-      subscriber_email_addresses = [var.alarm_email]
     }
   }
 }

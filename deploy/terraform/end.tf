@@ -45,9 +45,9 @@ resource "aws_cloudwatch_metric_alarm" "end" {
   # Another run has alarms of its own, because one that is still on would end its hosts.
   alarm_name          = "${var.name}-end-${each.key}-${substr(sha1(local.run_and_end), 0, 8)}"
   alarm_description   = "The run ${var.run} is over: ${each.key} ends. Results: ${local.run_url}. `running=false` ends the costs of endpoints."
-  namespace           = local.metric_namespace
+  namespace           = local.metric_namespaces["learner"]
   metric_name         = "Finished"
-  dimensions          = { Fleet = var.name, Role = "learner", Run = local.run_and_end }
+  dimensions          = { Run = local.run_and_end }
   statistic           = "Minimum"
   comparison_operator = "GreaterThanOrEqualToThreshold"
   threshold           = 1

@@ -29,7 +29,7 @@ locals {
   }
 
   key_path = "/apex-jax/${var.name}/keys" # deploy/push_keys.py writes there
-  # The keys that each role may read: its own secret key, and the public keys of its servers and its allowed clients.
+  # The keys that each role fetches: its own secret key, and the public keys of its servers and its allowed clients.
   key_files = {
     replay    = ["replay.secret", "replay.public", "actor.public", "learner.public"]
     learner   = ["learner.secret", "learner.public", "replay.public", "actor.public", "evaluator.public"]
@@ -39,11 +39,10 @@ locals {
 }
 
 # The images of exactly this commit; if it was built several times, the newest. A new version needs a new commit.
-data "aws_ami" "own" {
+data "aws_ami_ids" "own" {
   for_each = toset(["cpu", "gpu"])
 
-  owners      = ["self"]
-  most_recent = true
+  owners = ["self"]
 
   filter {
     name   = "name"
@@ -52,5 +51,21 @@ data "aws_ami" "own" {
   filter {
     name   = "tag:Commit"
     values = [var.commit]
+  }
+}
+
+# A fleet whose images are gone can be stopped and destroyed: its launch templates stay as they are.
+data "aws_launch_template" "before" {
+  for_each = var.running || local.has_images ? [] : local.roles
+
+  name = "${var.name}-${each.key}"
+}
+
+locals {
+  has_images = alltrue([for found in data.aws_ami_ids.own : length(found.ids) > 0])
+  image_ids = {
+    for role in local.roles : role => local.has_images ? data.aws_ami_ids.own[role == "learner" ? "gpu" : "cpu"].ids[0] : (
+      var.running ? "" : data.aws_launch_template.before[role].image_id
+    )
   }
 }

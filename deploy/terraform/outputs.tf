@@ -4,7 +4,7 @@ output "run_url" {
 }
 
 output "estimated_usd" {
-  description = "Estimated cost in US dollars of an hour and of a month (730 hours) of the running fleet, of the traffic between zones in that month, and of a month of the stopped fleet (prices.tf)."
+  description = "Estimated cost in US dollars of an hour and of a month (730 hours) of the running fleet, and of a month of the stopped fleet (prices.tf)."
   value = merge(
     { for name, usd in local.estimated_usd : name => local.prices_known ? usd : "unknown: prices.tf lacks a chosen instance type" },
     { prices = var.region == local.price_region ? "${local.price_region}, 2026-11" : "${local.price_region}, 2026-11: ${var.region} has prices of its own, which are not known here" },
@@ -27,7 +27,8 @@ output "commands" {
     fetch   = "AWS_REGION=${var.region} python main.py storage pull ${local.run_url} ${var.run} && aws s3 sync ${local.run_url}/results ${var.run} --region ${var.region}"
     actors  = "terraform -chdir=deploy/terraform apply ${local.same_choices} -var actor_hosts=N"
     stop    = "terraform -chdir=deploy/terraform apply ${local.same_choices} -var running=false"
-    wait    = "while ${local.find_hosts} | grep -q i-; do sleep 10; done  # after stop: until the last host has saved and gone"
+    wait    = "(while hosts=$(${local.find_hosts}) || exit; [ -n \"$hosts\" ]; do sleep 10; done)  # after stop: until the last host has saved and gone"
+    images  = "for image in $(aws ec2 describe-images --region ${var.region} --owners self --filters Name=tag:Project,Values=apex-jax --query \"Images[?Tags[?Key=='Commit'&&Value!='${var.commit}']].ImageId\" --output text); do aws ec2 deregister-image --region ${var.region} --delete-associated-snapshots --image-id $image; done  # removes the images of other commits"
     destroy = "terraform -chdir=deploy/terraform apply ${local.same_choices} -var running=false -var delete_results=true && terraform -chdir=deploy/terraform destroy ${local.same_choices} -var delete_results=true  # after stop, wait and fetch: the results go, too, unless the bucket was given"
   }
 }
@@ -36,16 +37,15 @@ locals {
   group_names  = values(aws_autoscaling_group.role)[*].name
   same_choices = "-var-file=<(terraform -chdir=deploy/terraform output -raw choices)" # wherever they were given before
   choices = {
-    name                        = var.name, region = var.region, size = var.size, commit = var.commit, run = var.run, task = var.task
-    config_file                 = var.config_file
-    settings                    = var.settings, ladder_environments = var.ladder_environments, evaluator = var.evaluator
-    actor_hosts                 = var.actor_hosts
-    actor_host_environments     = var.actor_host_environments, actor_spot_percentage = var.actor_spot_percentage
-    instance_types              = var.instance_types, volume_gib = var.volume_gib, tags = var.tags
-    bucket                      = var.bucket, bucket_kms_key_arn = var.bucket_kms_key_arn
-    alarm_email                 = var.alarm_email, monthly_budget_usd = var.monthly_budget_usd
-    vpc_id                      = var.vpc_id, subnet_ids = var.subnet_ids, zone_names = var.zone_names
-    endpoints_security_group_id = var.endpoints_security_group_id
+    name                    = var.name, region = var.region, size = var.size, commit = var.commit, run = var.run, task = var.task
+    config_file             = var.config_file
+    settings                = var.settings, ladder_environments = var.ladder_environments, evaluator = var.evaluator
+    actor_hosts             = var.actor_hosts
+    actor_host_environments = var.actor_host_environments, actor_spot_percentage = var.actor_spot_percentage
+    instance_types          = var.instance_types, volume_gib = var.volume_gib, tags = var.tags
+    bucket                  = var.bucket, bucket_kms_key_arn = var.bucket_kms_key_arn
+    alarm_email             = var.alarm_email
+    zone_names              = var.zone_names
   }
   find_hosts = format(
     "aws ec2 describe-instances --region %s --filters Name=tag:Fleet,Values=%s Name=instance-state-name,Values=pending,running,stopping,shutting-down --query 'Reservations[].Instances[].InstanceId' --output text",
@@ -60,6 +60,6 @@ locals {
 # --- what the tests read ---
 
 output "user_data" {
-  description = "Cloud-init user data of each role, and of each replay server by its name; no secret is in it."
+  description = "Cloud-init user data of each role; no secret is in it."
   value       = local.user_data
 }

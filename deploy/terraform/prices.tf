@@ -25,28 +25,18 @@ locals {
   ])
 
   # The program's figures (docs/scaling.md): bytes of the paper's parameters; of a transition at most; transitions a
-  # second of one of the paper's environments. A checkpoint holds the parameters, the target's, and two moments.
-  weights_gb        = 0.0132
-  experience_gb     = local.actor_hosts * local.actor_host_environments * 35 * 192 * 3600 / 1e9 # in an hour
-  publish_intervals = { "atari.yaml" = 0.3, "paper.yaml" = 2.9 }                                # seconds; 1 is the default
-  publish_seconds = try(
-    tonumber(local.settings["learner.publish_interval_seconds"]), lookup(local.publish_intervals, local.config_file, 1)
-  )
+  # second of one of the paper's environments. A checkpoint holds the parameters, the target's, and two moments. Traffic
+  # between zones is not in here (README.md has an example).
+  weights_gb    = 0.0132
+  experience_gb = local.actor_hosts * local.actor_host_environments * 35 * 192 * 3600 / 1e9 # in an hour
 
   # The bucket holds what is replaced for another day, and checkpoints, one in 5 minutes, for a week (storage.tf).
   bucket_gb = 24 * local.experience_gb + 7 * 24 * 12 * 4 * local.weights_gb
 
-  # Each side of a zone's border pays 0.01 for a GB. Replay and learner are in the first zone; actors and evaluator are
-  # spread evenly. An actor host takes each version of the parameters, uncompressed; the evaluator takes one a minute.
-  zones         = local.own_vpc ? length(local.zone_names) : length(var.subnet_ids)
-  outside       = (local.zones - 1) / max(1, local.zones) # share of actors and evaluator in other zones
-  weights_sent  = local.actor_hosts * 3600 / local.publish_seconds + local.hosts.evaluator * 60
-  traffic_gb    = local.outside * (local.weights_sent * local.weights_gb + local.experience_gb)
-  traffic_usd   = local.traffic_gb * (0.01 + 0.01)
-  endpoints_usd = local.own_vpc ? 0.01 * length(local.api_actions) * local.zones : 0
-  # Of each 1,000: of a host 60 reports an hour to CloudWatch, and, unless it is an actor, 300 writes to S3.
-  requests_usd   = (60 * 0.01 * local.hosts_in_all + 300 * 0.005 * (local.hosts_in_all - local.actor_hosts)) / 1000
-  metered_hourly = local.instances_usd + local.endpoints_usd + local.requests_usd + local.traffic_usd
+  endpoints_usd = 0.01 * length(local.api_actions) * length(local.zone_names)
+  # Of each 1,000: of a host 60 reports an hour to CloudWatch, and, unless it is an actor, 100 writes to S3.
+  requests_usd   = (60 * 0.01 * local.hosts_in_all + 100 * 0.005 * (local.hosts_in_all - local.actor_hosts)) / 1000
+  metered_hourly = local.instances_usd + local.endpoints_usd + local.requests_usd
 
   # Paid also by a stopped fleet: KMS key, private zone, 80 GB of snapshots of the two images.
   stopped_month = 1 + 0.5 + 80 * 0.05
@@ -55,7 +45,7 @@ locals {
   running_month = local.stopped_month + local.month_hours * local.metered_hourly + sum([
     0.08 * sum([for role in local.roles : local.hosts[role] * local.volume_gib[role]]), # disks
     0.3 * 4 * local.names_in_all,                                                       # reported metrics
-    0.1 * 17,                                                                           # metrics that alarms read
+    0.1 * 19,                                                                           # metrics that alarms read
     0.05 * local.hosts_in_all * (0.5 + 0.03 + 0.01),
     0.023 * local.bucket_gb,
   ])
@@ -63,7 +53,6 @@ locals {
   estimated_usd = {
     hour          = format("%.2f", local.running_month / local.month_hours)
     month         = format("%.0f", local.running_month)
-    month_traffic = format("%.0f", local.traffic_usd * local.month_hours)
     month_stopped = format("%.0f", local.stopped_month)
   }
 }

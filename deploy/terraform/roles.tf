@@ -2,7 +2,9 @@
 # the same ones.
 
 locals {
-  metric_namespace = "ApexJax"
+  # IAM limits a host to a namespace, and knows no dimensions: with one for all, any host could end every fleet.
+  # https://docs.aws.amazon.com/AmazonCloudWatch/latest/monitoring/iam-cw-condition-keys-namespace.html
+  metric_namespaces = { for role in local.roles : role => "ApexJax/${var.name}/${role}" }
 
   # Settings that must be equal for every role of the fleet.
   common_settings = merge(
@@ -50,7 +52,6 @@ locals {
   environment = {
     for role in local.roles : role => {
       APEX_JAX_ROLE                  = role
-      APEX_JAX_FLEET                 = var.name
       APEX_JAX_CONFIG                = "configs/${local.config_file}"
       APEX_JAX_SETTINGS              = join(" ", [for key, value in merge(local.common_settings, local.role_settings[role]) : "${key}=${value}"])
       APEX_JAX_RUN                   = "/var/lib/apex-jax/${var.run}"
@@ -59,7 +60,7 @@ locals {
       APEX_JAX_KEY_PATH              = local.key_path
       APEX_JAX_KEY_FILES             = join(" ", local.key_files[role])
       APEX_JAX_SERVICE_ID            = contains(keys(local.host), role) ? aws_service_discovery_service.host[role].id : ""
-      APEX_JAX_NAMESPACE             = local.metric_namespace
+      APEX_JAX_NAMESPACE             = local.metric_namespaces[role]
       APEX_JAX_STATUS                = "tcp://127.0.0.1:${local.ports.status}"
       AWS_DEFAULT_REGION             = var.region
       AWS_REGION                     = var.region
@@ -102,7 +103,6 @@ locals {
 }
 
 resource "aws_cloudwatch_log_group" "role" {
-  #checkov:skip=CKV_AWS_338:A run takes only days
   for_each = local.roles
 
   name              = "/apex-jax/${var.name}/${each.key}"

@@ -7,6 +7,10 @@ resource "terraform_data" "rules" {
       error_message = "This state is of the fleet ${terraform_data.fleet.output.name} in ${terraform_data.fleet.output.region}, not of ${var.name} in ${var.region}, and would forget it: give -var name=${terraform_data.fleet.output.name} -var region=${terraform_data.fleet.output.region}, or destroy that fleet first."
     }
     precondition {
+      condition     = local.has_images || !var.running
+      error_message = "There are no two images of the commit ${var.commit} in ${var.region}: make them, packer build -var commit=${var.commit} deploy/packer. To stop a fleet whose images are gone: -var running=false."
+    }
+    precondition {
       condition     = anytrue([for key in local.bounds : try(tonumber(local.settings[key]) > 0, false)])
       error_message = "settings: nothing ends this run: give total_minutes above 0, such as settings = { total_minutes = \"600\" }, or total_updates, or total_environment_frames."
     }
@@ -15,16 +19,8 @@ resource "terraform_data" "rules" {
       error_message = join(" ", local.wrong_numbers)
     }
     precondition {
-      condition     = alltrue([for given in [length(var.subnet_ids) > 0, var.endpoints_security_group_id != ""] : given != local.own_vpc])
-      error_message = "vpc_id, subnet_ids and endpoints_security_group_id go together: give all for an existing VPC, none for an own one."
-    }
-    precondition {
-      condition     = local.own_vpc || length(var.zone_names) == 0
-      error_message = "zone_names is for the fleet's own VPC; in an existing one the subnets say the zones (subnet_ids)."
-    }
-    precondition {
-      condition     = length(setsubtract(var.zone_names, data.aws_availability_zones.available.names)) == 0
-      error_message = "zone_names: the region has only ${join(", ", data.aws_availability_zones.available.names)}."
+      condition     = length(local.zone_names) > 0 && length(setsubtract(local.zone_names, local.usable_zones)) == 0
+      error_message = "zone_names: the zones of ${var.region} that have every endpoint of the fleet are: ${join(", ", local.usable_zones)}."
     }
     precondition {
       condition     = length(local.roles_without_type) == 0
@@ -37,14 +33,6 @@ resource "terraform_data" "rules" {
     precondition {
       condition     = alltrue([for bucket in data.aws_s3_bucket.given : bucket.region == var.region])
       error_message = "bucket: ${var.bucket} is in ${join("", data.aws_s3_bucket.given[*].region)}, and hosts reach only buckets of ${var.region}: make one there, and copy (aws s3 sync), or run the fleet where the bucket is (region)."
-    }
-    precondition {
-      condition     = var.bucket != "" || var.bucket_kms_key_arn == ""
-      error_message = "bucket_kms_key_arn is for an existing bucket (bucket); the fleet's own has the fleet's key."
-    }
-    precondition {
-      condition     = var.monthly_budget_usd == 0 || (var.monthly_budget_usd > 0 && var.alarm_email != "")
-      error_message = "monthly_budget_usd = ${var.monthly_budget_usd}: give 0, or a sum with alarm_email: a budget that writes to nobody warns nobody."
     }
   }
 }

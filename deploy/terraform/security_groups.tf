@@ -1,38 +1,26 @@
-# Allowed connections: one group per role. Every rule names another group or S3's prefix list; no rule names an address.
+# Allowed connections: one group per role, and one of the endpoints. Every rule names another group or S3's prefix list;
+# no rule names an address.
 
 locals {
-  # The three links, client -> server; no other connection between hosts is allowed.
-  links = {
-    actor-experience  = { client = "actor", server = "replay", port = local.ports.experience }
-    learner-sampling  = { client = "learner", server = "replay", port = local.ports.sampling }
-    actor-weights     = { client = "actor", server = "learner", port = local.ports.weights }
-    evaluator-weights = { client = "evaluator", server = "learner", port = local.ports.weights }
-  }
-
-  endpoints_group_id = local.own_vpc ? aws_security_group.endpoints[0].id : var.endpoints_security_group_id
+  # The three links, and AWS's APIs, client -> server; no other connection between hosts is allowed.
+  links = merge(
+    {
+      actor-experience  = { client = "actor", server = "replay", port = local.ports.experience }
+      learner-sampling  = { client = "learner", server = "replay", port = local.ports.sampling }
+      actor-weights     = { client = "actor", server = "learner", port = local.ports.weights }
+      evaluator-weights = { client = "evaluator", server = "learner", port = local.ports.weights }
+    },
+    { for role in local.roles : "${role}-endpoints" => { client = role, server = "endpoints", port = 443 } },
+  )
 }
 
 resource "aws_security_group" "role" {
-  #checkov:skip=CKV2_AWS_5:The launch templates in hosts.tf attach it
-  for_each = local.roles
+  for_each = setunion(local.roles, ["endpoints"])
 
   name        = "${var.name}-${each.key}"
   description = "Role ${each.key} of the fleet ${var.name}"
-  vpc_id      = local.vpc_id
+  vpc_id      = aws_vpc.fleet.id
   tags        = { Name = "${var.name}-${each.key}" }
-
-  lifecycle {
-    create_before_destroy = true
-  }
-}
-
-resource "aws_security_group" "endpoints" {
-  count = local.own_vpc ? 1 : 0
-
-  name        = "${var.name}-endpoints"
-  description = "VPC endpoints of the fleet ${var.name}"
-  vpc_id      = local.vpc_id
-  tags        = { Name = "${var.name}-endpoints" }
 
   lifecycle {
     create_before_destroy = true
@@ -44,7 +32,7 @@ resource "aws_vpc_security_group_ingress_rule" "link" {
 
   security_group_id            = aws_security_group.role[each.value.server].id
   referenced_security_group_id = aws_security_group.role[each.value.client].id
-  description                  = "${each.key} link"
+  description                  = each.key
   ip_protocol                  = "tcp"
   from_port                    = each.value.port
   to_port                      = each.value.port
@@ -55,32 +43,10 @@ resource "aws_vpc_security_group_egress_rule" "link" {
 
   security_group_id            = aws_security_group.role[each.value.client].id
   referenced_security_group_id = aws_security_group.role[each.value.server].id
-  description                  = "${each.key} link"
+  description                  = each.key
   ip_protocol                  = "tcp"
   from_port                    = each.value.port
   to_port                      = each.value.port
-}
-
-resource "aws_vpc_security_group_ingress_rule" "endpoints" {
-  for_each = local.roles
-
-  security_group_id            = local.endpoints_group_id
-  referenced_security_group_id = aws_security_group.role[each.key].id
-  description                  = "AWS APIs for ${each.key}"
-  ip_protocol                  = "tcp"
-  from_port                    = 443
-  to_port                      = 443
-}
-
-resource "aws_vpc_security_group_egress_rule" "endpoints" {
-  for_each = local.roles
-
-  security_group_id            = aws_security_group.role[each.key].id
-  referenced_security_group_id = local.endpoints_group_id
-  description                  = "AWS APIs"
-  ip_protocol                  = "tcp"
-  from_port                    = 443
-  to_port                      = 443
 }
 
 data "aws_ec2_managed_prefix_list" "s3" {

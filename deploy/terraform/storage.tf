@@ -1,11 +1,11 @@
 # Checkpoints, the replay's copy and results: everything of a run that must outlive an instance.
 
+locals {
+  own_buckets = var.bucket == "" ? 1 : 0
+}
+
 resource "aws_s3_bucket" "results" {
-  #checkov:skip=CKV_AWS_18:Only the fleet's roles can read it, through their endpoint; access logs would cost a second bucket
-  #checkov:skip=CKV_AWS_144:A run can be trained anew: a second region's copy would cost more than it protects
-  #checkov:skip=CKV2_AWS_65:S3 makes new buckets without access control lists
-  #checkov:skip=CKV2_AWS_62:Nothing waits for an object to appear
-  count = var.bucket == "" ? 1 : 0
+  count = local.own_buckets
 
   bucket_prefix = "${var.name}-"
   force_destroy = var.delete_results
@@ -13,13 +13,13 @@ resource "aws_s3_bucket" "results" {
 }
 
 data "aws_s3_bucket" "given" {
-  count = var.bucket != "" ? 1 : 0
+  count = 1 - local.own_buckets
 
   bucket = var.bucket
 }
 
 resource "aws_s3_bucket_versioning" "results" {
-  count = var.bucket == "" ? 1 : 0
+  count = local.own_buckets
 
   bucket = aws_s3_bucket.results[0].id
 
@@ -29,7 +29,7 @@ resource "aws_s3_bucket_versioning" "results" {
 }
 
 resource "aws_s3_bucket_server_side_encryption_configuration" "results" {
-  count = var.bucket == "" ? 1 : 0
+  count = local.own_buckets
 
   bucket = aws_s3_bucket.results[0].id
 
@@ -44,7 +44,7 @@ resource "aws_s3_bucket_server_side_encryption_configuration" "results" {
 }
 
 resource "aws_s3_bucket_public_access_block" "results" {
-  count = var.bucket == "" ? 1 : 0
+  count = local.own_buckets
 
   bucket                  = aws_s3_bucket.results[0].id
   block_public_acls       = true
@@ -54,7 +54,7 @@ resource "aws_s3_bucket_public_access_block" "results" {
 }
 
 resource "aws_s3_bucket_lifecycle_configuration" "results" {
-  count = var.bucket == "" ? 1 : 0
+  count = local.own_buckets
 
   bucket = aws_s3_bucket.results[0].id
 
@@ -75,7 +75,7 @@ resource "aws_s3_bucket_lifecycle_configuration" "results" {
     }
   }
 
-  dynamic "rule" { # many of these objects are replaced each minute; if rules overlap, S3 applies the shorter time
+  dynamic "rule" { # many of these objects are replaced every few minutes; if rules overlap, S3 applies the shorter time
     for_each = toset(["replay", "results"])
 
     content {
@@ -98,17 +98,24 @@ resource "aws_s3_bucket_lifecycle_configuration" "results" {
 }
 
 resource "aws_s3_bucket_policy" "results" {
-  count = var.bucket == "" ? 1 : 0
+  count = local.own_buckets
 
   bucket     = aws_s3_bucket.results[0].id
-  policy     = data.aws_iam_policy_document.results[0].json
   depends_on = [aws_s3_bucket_public_access_block.results]
+  policy = jsonencode({
+    Version = "2012-10-17"
+    Statement = [{
+      Sid       = "TlsOnly", Effect = "Deny", Action = "s3:*", Principal = { AWS = "*" }
+      Resource  = [local.bucket_arn, "${local.bucket_arn}/*"]
+      Condition = { Bool = { "aws:SecureTransport" = "false" } }
+    }]
+  })
 }
 
 # Terraform destroys this before the bucket and its settings. That fails if results may not be deleted, so that nothing
 # changes; else Terraform would remove policy, versioning and encryption before S3 refuses to delete a full bucket.
 resource "terraform_data" "results" {
-  count = var.bucket == "" ? 1 : 0
+  count = local.own_buckets
 
   input            = { bucket = aws_s3_bucket.results[0].id, may_go = var.delete_results }
   triggers_replace = aws_s3_bucket.results[0].id # replacing the bucket fails in the same way
@@ -124,27 +131,6 @@ resource "terraform_data" "results" {
 
   provisioner "local-exec" {
     when    = destroy
-    command = self.output.may_go ? "exit 0" : "echo The bucket ${self.output.bucket} and its key stay as they are: delete_results is false. See deploy/README.md, Stop and destroy. && exit 1"
-  }
-}
-
-data "aws_iam_policy_document" "results" {
-  count = var.bucket == "" ? 1 : 0
-
-  statement {
-    sid       = "TlsOnly"
-    effect    = "Deny"
-    actions   = ["s3:*"]
-    resources = [local.bucket_arn, "${local.bucket_arn}/*"]
-
-    principals {
-      type        = "AWS"
-      identifiers = ["*"]
-    }
-    condition {
-      test     = "Bool"
-      variable = "aws:SecureTransport"
-      values   = ["false"]
-    }
+    command = self.output.may_go ? "exit 0" : "echo The bucket ${self.output.bucket} and its key stay as they are: delete_results is false. See deploy/terraform/README.md, Stop and destroy. && exit 1"
   }
 }

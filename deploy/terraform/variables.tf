@@ -92,16 +92,14 @@ variable "settings" {
   nullable    = false
 
   validation {
-    condition     = alltrue([for key in keys(var.settings) : can(regex("^[a-z_]+(\\.[a-z_]+)?$", key))])
-    error_message = "settings: each key is a key of `python main.py --help`, such as replay.priority_exponent."
-  }
-  validation {
-    condition     = alltrue([for value in values(var.settings) : can(regex("^[^\\s\"'\\\\$%`]+$", value))])
-    error_message = "settings: a value is not empty and has no blank, quote, backslash, '$', '%' or '`'."
-  }
-  validation {
     condition = alltrue([
-      for key in keys(var.settings) : !can(regex(
+      for key, value in var.settings : can(regex("^[a-z_]+(\\.[a-z_]+)?$", key)) && can(regex("^[^\\s\"'\\\\$%`]+$", value))
+    ])
+    error_message = "settings: keys are those of `python main.py --help`, such as replay.priority_exponent; a value is not empty and has no blank, quote, backslash, '$', '%' or '`'."
+  }
+  validation {
+    condition = !anytrue([
+      for key in keys(var.settings) : can(regex(
         "^(run_directory|environment\\.task|storage\\.url|actor\\.(environments|ladder_size)|(actor|learner|evaluator)\\.device|(addresses|security)\\..*)$", key
       ))
     ])
@@ -170,12 +168,13 @@ variable "volume_gib" {
     condition     = alltrue([for role in keys(var.volume_gib) : contains(["replay", "learner", "actor", "evaluator"], role)])
     error_message = "volume_gib: the roles are replay, learner, actor and evaluator."
   }
-  validation {
-    condition = alltrue([
-      for role, size in var.volume_gib : try(size >= (role == "learner" ? 100 : 16) && size <= 16384 && floor(size) == size, false)
-    ])
-    error_message = "volume_gib: a whole number, at least what the image has (the learner's 100, the others' 16) and at most 16384."
-  }
+}
+
+variable "zone_names" {
+  type        = list(string)
+  description = "Zones; the first holds replay and learner, actors and evaluator are spread over all. Empty = the first that has all endpoints. More zones: more spot capacity, and traffic to pay for."
+  default     = []
+  nullable    = false
 }
 
 # --- storage, keys, watching ---
@@ -203,15 +202,9 @@ variable "delete_results" {
 
 variable "alarm_email" {
   type        = string
-  description = "Address that alarms and the budget write to; it must confirm once. Empty = alarms show in the console only."
+  description = "Address that alarms write to; it must confirm once. Empty = alarms show in the console only."
   default     = ""
   nullable    = false
-}
-
-variable "monthly_budget_usd" {
-  type        = number
-  description = "Budget of the account's month, in US dollars: alarm_email is notified at 80 % and 100 % of it, and if the forecast exceeds it; 0 = none."
-  default     = 0
 }
 
 variable "tags" {

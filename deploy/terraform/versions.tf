@@ -4,7 +4,7 @@ terraform {
   required_providers {
     aws = {
       source  = "hashicorp/aws"
-      version = "~> 5.80"
+      version = "~> 5.100" # provider 6 calls a bucket's region bucket_region (rules.tf); not tried
     }
   }
 }

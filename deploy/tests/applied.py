@@ -17,7 +17,7 @@ from deploy.tests.tools import COMMIT, REGION, Terraform, aim_at_moto, aws, copy
 from tests.rigs.processes import ROOT
 
 NAME = "apex-test"
-# moto has no instance refresh, and a budget fails in it: deploy/README.md lists what is not shown here.
+# moto has no instance refresh, and a budget fails in it: deploy/terraform/README.md lists what is not shown here.
 VARIABLES = [f"-var=name={NAME}", f"-var=commit={COMMIT}", "-var=alarm_email=someone@example.org"]
 
 
@@ -108,6 +108,10 @@ class Fleet:
         """Returns the Auto Scaling groups by role."""
         found = self.aws("autoscaling").describe_auto_scaling_groups()["AutoScalingGroups"]
         return {group["AutoScalingGroupName"].removeprefix(f"{NAME}-"): group for group in found}
+
+    def hosts(self) -> dict[str, int]:
+        """Returns the number of hosts by role."""
+        return {role: len(group["Instances"]) for role, group in self.groups().items()}
 
     def template(self, role: str) -> Any:
         """Returns the newest launch template of a role."""

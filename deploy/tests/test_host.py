@@ -98,11 +98,9 @@ def test_boot_points_the_name_at_the_host_that_booted_last(url: str) -> None:
     discovery = aws(url, "servicediscovery")
     namespace = discovery.create_private_dns_namespace(Name=f"{name}.internal", Vpc=f"vpc-of-{name}")
     operation = discovery.get_operation(OperationId=namespace["OperationId"])["Operation"]
-    service = discovery.create_service(
-        Name=name,
-        NamespaceId=operation["Targets"]["NAMESPACE"],
-        DnsConfig={"DnsRecords": [{"Type": "A", "TTL": 10}]},
-    )["Service"]["Id"]
+    records = {"DnsRecords": [{"Type": "A", "TTL": 10}]}
+    made = discovery.create_service(Name=name, NamespaceId=operation["Targets"]["NAMESPACE"], DnsConfig=records)
+    service = made["Service"]["Id"]
     before = {"AWS_INSTANCE_IPV4": "10.83.0.5"}
     discovery.register_instance(ServiceId=service, InstanceId=name, Attributes=before)
     done = run("deploy.host.boot", AWS_ENDPOINT_URL=url, APEX_JAX_SERVICE_ID=service, APEX_JAX_ROLE=name)
@@ -112,12 +110,9 @@ def test_boot_points_the_name_at_the_host_that_booted_last(url: str) -> None:
     assert instances[-1]["Attributes"]["AWS_INSTANCE_IPV4"] == "127.0.0.1"  # from which this machine reaches moto
 
 
-def test_boot_does_nothing_on_a_machine_outside_of_aws() -> None:
+def test_boot_does_nothing_outside_of_aws_and_names_what_the_environment_file_lacks() -> None:
     done = run("deploy.host.boot", APEX_JAX_ROLE="replay")
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
-
-
-def test_boot_names_the_settings_that_the_environment_file_lacks() -> None:
     done = run("deploy.host.boot", APEX_JAX_KEY_PATH=PATH)
     assert (done.returncode, done.stderr) == (2, "error: the environment file lacks 'APEX_JAX_KEY_FILES'\n")
 
@@ -126,16 +121,13 @@ STATUS = {"role": "replay", "healthy": True}
 UNITS = {"running": "active", "ended": "inactive", "stopped": "inactive"}  # the state of a role's unit, for systemctl
 
 
-@pytest.mark.parametrize(
-    ("name", "unit", "status", "healthy", "finished"),
-    [
-        ("replay", "running", STATUS, 1, 0),
-        ("another", "running", {**STATUS, "errors": ["cannot write the journal"]}, 0, 0),
-        ("actor", "running", None, 0, 0),
-        ("learner", "ended", None, 1, 1),
-        ("evaluator", "stopped", None, 0, 0),
-    ],
-)
+@pytest.mark.parametrize(("name", "unit", "status", "healthy", "finished"), [
+    ("replay", "running", STATUS, 1, 0),
+    ("another", "running", {**STATUS, "errors": ["cannot write the journal"]}, 0, 0),
+    ("actor", "running", None, 0, 0),
+    ("learner", "ended", None, 1, 1),
+    ("evaluator", "stopped", None, 0, 0),
+])  # fmt: skip
 def test_health_report_has_the_metrics_that_the_alarms_read(
     url: str, server: StatusServer, tmp_path: Path, name: str, unit: str, status: Any, healthy: int, finished: int
 ) -> None:
@@ -148,8 +140,7 @@ def test_health_report_has_the_metrics_that_the_alarms_read(
     environment = {
         "APEX_JAX_ROLE": name,
         "APEX_JAX_STATUS": server.address,
-        "APEX_JAX_NAMESPACE": "ApexJax",
-        "APEX_JAX_FLEET": FLEET,
+        "APEX_JAX_NAMESPACE": f"ApexJax/{FLEET}/{name}",
         "APEX_JAX_RUN_AND_END": RUN,
         "APEX_JAX_DATA": str(tmp_path),
         "PATH": f"{tmp_path}:{os.environ['PATH']}",
@@ -163,27 +154,23 @@ def test_health_report_has_the_metrics_that_the_alarms_read(
     assert 0 < value_of(url, name, "DiskUsedPercent") <= 100
 
 
-def value_of(url: str, role: str, metric: str, **more: str) -> float:
-    """Returns the largest value of a metric that was ever reported; `more`: further dimensions."""
+def value_of(url: str, role: str, metric: str, **dimensions: str) -> float:
+    """Returns the largest value of a metric that was ever reported."""
     found = aws(url, "cloudwatch").get_metric_statistics(
-        Namespace="ApexJax",
-        MetricName=metric,
-        Dimensions=[{"Name": key, "Value": text} for key, text in {"Fleet": FLEET, "Role": role, **more}.items()],
-        StartTime=0,
-        EndTime=4_000_000_000,
-        Period=60,
-        Statistics=["Maximum"],
-    )
+        Namespace=f"ApexJax/{FLEET}/{role}", MetricName=metric,
+        Dimensions=[{"Name": key, "Value": text} for key, text in dimensions.items()],
+        StartTime=0, EndTime=4_000_000_000, Period=60, Statistics=["Maximum"],
+    )  # fmt: skip
     return max(float(point["Maximum"]) for point in found["Datapoints"])
 
 
+def of_a_run(url: str, bucket: str, run_directory: Path, role: str) -> dict[str, str]:
+    storage = {"AWS_ENDPOINT_URL": url, "APEX_JAX_STORAGE": f"s3://{bucket}/runs/a"}
+    return {**storage, "APEX_JAX_RUN": str(run_directory), "APEX_JAX_ROLE": role}
+
+
 def results(url: str, action: str, run_directory: Path, role: str, bucket: str = "results") -> None:
-    environment = {
-        "APEX_JAX_STORAGE": f"s3://{bucket}/runs/a",
-        "APEX_JAX_RUN": str(run_directory),
-        "APEX_JAX_ROLE": role,
-    }
-    done = run("deploy.host.results", action, AWS_ENDPOINT_URL=url, **environment)
+    done = run("deploy.host.results", action, **of_a_run(url, bucket, run_directory, role))
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
@@ -206,10 +193,8 @@ def test_results_of_all_hosts_make_one_run_directory(url: str, tmp_path: Path) -
         shown = {f"metrics/{role}.jsonl": f"{role} 1", f"tensorboard/{role}/events.1": role}
         shown |= {"learner": {"config.yaml": "seed: 1"}, "evaluator": {"video.mp4": "film"}}.get(role, {})
         own |= written(tmp_path / role, shown)
-        written(
-            tmp_path / role,
-            {"checkpoints/7/state": "large", "logs/x.log": "long", "metrics/other.jsonl": "not its own"},
-        )
+        others = {"checkpoints/7/state": "large", "logs/x.log": "long", "metrics/other.jsonl": "not its own"}
+        written(tmp_path / role, others)
         results(url, "copy", tmp_path / role, role)
     stored = s3.list_objects_v2(Bucket="results")["Contents"]
     assert {one["Key"].removeprefix("runs/a/results/") for one in stored} == set(own)
@@ -230,22 +215,16 @@ def test_results_of_all_hosts_make_one_run_directory(url: str, tmp_path: Path) -
     }
 
 
-def test_fetched_results_never_replace_files_of_the_host(url: str, tmp_path: Path) -> None:
-    s3 = aws(url, "s3")
-    s3.create_bucket(Bucket="older")
-    s3.put_object(Bucket="older", Key="runs/a/results/metrics/replay.jsonl", Body=b"older")
-    newer = written(tmp_path / "run", {"metrics/replay.jsonl": "newer"})
-    results(url, "fetch", tmp_path / "run", "replay", "older")
-    assert files_in(tmp_path / "run") == newer
-
-
-def test_results_of_a_name_that_leaves_the_run_directory_are_not_fetched(url: str, tmp_path: Path) -> None:
+def test_fetched_results_replace_no_file_of_the_host_and_stay_in_the_run_directory(url: str, tmp_path: Path) -> None:
     s3 = aws(url, "s3")
     s3.create_bucket(Bucket="strange")
-    s3.put_object(Bucket="strange", Key="runs/a/results/tensorboard/replay/../x", Body=b"out")
-    s3.put_object(Bucket="strange", Key="runs/a/results//etc/x", Body=b"out")
+    for name in ("metrics/replay.jsonl", "tensorboard/replay/../x", "/etc/x"):
+        s3.put_object(Bucket="strange", Key=f"runs/a/results/{name}", Body=b"older")
+    newer = written(tmp_path / "run", {"metrics/replay.jsonl": "newer"})
     results(url, "fetch", tmp_path / "run", "replay", "strange")
-    assert not (tmp_path / "run").exists()
+    assert files_in(tmp_path / "run") == newer
+    results(url, "fetch", tmp_path / "new", "replay", "strange")
+    assert files_in(tmp_path / "new") == {"metrics/replay.jsonl": "older"}
 
 
 def test_actors_and_machines_without_a_bucket_keep_their_results() -> None:
@@ -255,12 +234,7 @@ def test_actors_and_machines_without_a_bucket_keep_their_results() -> None:
 
 
 def test_unreachable_bucket_is_reported_by_results(url: str, tmp_path: Path) -> None:
-    environment = {
-        "APEX_JAX_STORAGE": "s3://no-such-bucket/runs/a",
-        "APEX_JAX_RUN": str(tmp_path),
-        "APEX_JAX_ROLE": "replay",
-    }
-    done = run("deploy.host.results", "fetch", AWS_ENDPOINT_URL=url, **environment)
+    done = run("deploy.host.results", "fetch", **of_a_run(url, "no-such-bucket", tmp_path, "replay"))
     assert done.returncode == 1
     assert done.stderr.startswith("error: s3://no-such-bucket/runs/a: ")
 

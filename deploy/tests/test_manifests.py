@@ -1,8 +1,7 @@
-"""deploy/kubernetes and deploy/skypilot.yaml: read by the tools of their engines, and what they start as processes."""
+"""deploy/kubernetes: read by the schemas of its engine, and what it starts as processes."""
 
 from __future__ import annotations
 
-import json
 import os
 import shlex
 import shutil
@@ -29,11 +28,9 @@ from tests.system.test_container import USED, keys_of
 
 pytestmark = pytest.mark.deploy
 
-FLEET, SKYPILOT = DEPLOY / "kubernetes/fleet.yaml", DEPLOY / "skypilot.yaml"
-ITEMS: list[dict[str, Any]] = yaml.safe_load(FLEET.read_text())["items"]
+ITEMS: list[dict[str, Any]] = yaml.safe_load((DEPLOY / "kubernetes/fleet.yaml").read_text())["items"]
 PODS = {item["metadata"]["name"]: item["spec"]["template"]["spec"] for item in ITEMS if item["kind"] == "Job"}
 SETTINGS = next(item["data"] for item in ITEMS if item["kind"] == "ConfigMap")
-TASKS = {task["name"]: task for task in yaml.safe_load_all(SKYPILOT.read_text()) if "run" in task}
 GROUP = 10001  # fsGroup
 
 
@@ -58,25 +55,16 @@ def on_kubernetes(role: str) -> Started:
     return Started(command.config, {item["path"] for item in volumes["keys"]["secret"]["items"]})
 
 
-def on_skypilot(role: str) -> Started:
-    task = TASKS[role]
-    command = parse(words_of(task["run"], **task["envs"], HOME="/home/me", SKYPILOT_NODE_RANK="1"))
-    assert (command.role, command.config.security.keys) == (role, "/home/me/keys")
-    assert command.config.actor.processes == TASKS["actor"]["num_nodes"]
-    return Started(command.config, {os.path.basename(path) for path in task["file_mounts"]})
-
-
 @pytest.mark.quick
-@pytest.mark.parametrize(("start", "suffix"), [(on_kubernetes, ""), (on_skypilot, "-0.apex-jax")])
-def test_roles_get_their_own_keys_and_each_others_addresses(start: Any, suffix: str) -> None:
-    started = {role: start(role) for role in ROLES}
+def test_roles_get_their_own_keys_and_each_others_addresses() -> None:
+    started = {role: on_kubernetes(role) for role in ROLES}
     for role, (config, keys) in started.items():
         assert keys == keys_of(role)
         for link in USED[role]:
             ours = split(getattr(config.addresses, link))
             server = split(getattr(started[LINKS[link].server].config.addresses, link))
             is_server = LINKS[link].server == role
-            assert (ours.host, ours.port) == ("*" if is_server else f"{LINKS[link].server}{suffix}", server.port)
+            assert (ours.host, ours.port) == ("*" if is_server else LINKS[link].server, server.port)
 
 
 @pytest.mark.quick
@@ -99,26 +87,6 @@ def test_services_and_probes_reach_what_the_pods_serve() -> None:
         (port,) = container["ports"]
         assert split(on_kubernetes(role).config.addresses.status).port == port["containerPort"]
         assert container["livenessProbe"]["httpGet"]["port"] == port["name"]
-
-
-def test_skypilots_own_loader_takes_the_file_as_a_job_group(tmp_path: Path) -> None:
-    python = os.environ.get("SKYPILOT")
-    if not python:
-        pytest.skip("make test-deploy installs SkyPilot apart, and says in SKYPILOT where its Python is")
-    create(tmp_path / "keys")
-    script = (
-        "import json, sys; from sky.utils.dag_utils import load_dag_from_yaml\n"
-        "dag = load_dag_from_yaml(sys.argv[1], [('SETTINGS', '--config catch')])\n"
-        "print(json.dumps([dag.is_job_group(), {task.name: [task.num_nodes, task.envs] for task in dag.tasks}]))"
-    )
-    done = subprocess.run(
-        [ROOT / python, "-c", script, SKYPILOT], cwd=tmp_path, env={**os.environ, "HOME": str(tmp_path)}, check=True,
-        stdout=subprocess.PIPE, text=True, timeout=200,
-    )  # fmt: skip
-    is_group, tasks = json.loads(done.stdout.splitlines()[-1])
-    assert is_group
-    assert {*tasks} == {*ROLES}
-    assert all(environment["SETTINGS"] == "--config catch" for _, environment in tasks.values())
 
 
 def pod(role: str, number: int, folder: Path, bridge: Bridge, settings: str) -> Box:

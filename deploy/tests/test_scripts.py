@@ -21,10 +21,7 @@ PROVISION, SMOKE_TEST = DEPLOY / "provision.sh", DEPLOY / "smoke_test.sh"
 SCRIPTS = [
     PROVISION,
     SMOKE_TEST,
-    DEPLOY / "healthy",
-    DEPLOY / "keep",
-    DEPLOY / "slurm/apex_jax.sbatch",
-    DEPLOY / "ssh/on_host",
+    *(DEPLOY / name for name in ("healthy", "keep", "slurm/apex_jax.sbatch", "ssh/on_host")),
 ]
 UNITS = sorted([*(DEPLOY / "systemd").glob("*.service"), *(DEPLOY / "systemd").glob("*.timer")])
 PACKER = DEPLOY / "packer"

@@ -119,14 +119,6 @@ def test_job_that_is_no_fleet_is_refused_in_one_line(job: Job, environment: dict
 
 
 @on_stand_ins
-def test_another_folder_than_a_checkout_is_refused(job: Job) -> None:
-    (job.folder / "main.py").unlink()
-    code, errors = job.run(**JOB)
-    assert code == 2
-    assert "is no checkout" in errors
-
-
-@on_stand_ins
 @pytest.mark.parametrize("argument", ["seed=-1", "actor.processes=3", "--role=actor"])
 def test_wrong_argument_ends_the_job_before_anything_starts(job: Job, argument: str) -> None:
     code, errors = job.run("--config", "catch", argument, **JOB)

@@ -40,7 +40,7 @@ SERVICES = (
     "autoscaling", "budgets", "cloudwatch", "ec2", "iam", "kms", "logs", "route53", "s3", "servicediscovery", "sns",
     "ssm", "sts",
 )  # fmt: skip
-RULES = (("ingress", "link"), ("egress", "link"), ("ingress", "endpoints"), ("egress", "endpoints"), ("egress", "s3"))
+RULES = (("ingress", "link"), ("egress", "link"), ("egress", "s3"))
 
 
 def copy_of_terraform(folder: Path) -> Path:
@@ -162,8 +162,9 @@ def aim_at_moto(folder: Path, url: str) -> None:
 
     moto forgets the descriptions of security groups' rules, a group's maintenance policy and, once a group is updated,
     its mix of instance types. It adds empty parts to a scaling policy, and takes a launch template's own tags for those
-    of what is launched. A plan ignores these.
+    of what is launched. A plan ignores these. It knows the quotas of VPC alone.
     """
+    (folder / "quotas.tf").unlink()
     forgotten = "\n".join((
         *(_ignoring(f"aws_vpc_security_group_{way}_rule", name, "description") for way, name in RULES),
         _ignoring("aws_launch_template", "role", "tag_specifications"),

@@ -33,6 +33,8 @@ SINGLE = (
     "deploy/kubernetes/README.md",
     "deploy/slurm/README.md",
     "deploy/ssh/README.md",
+    "deploy/terraform/README.md",
+    "deploy/terraform/TRIAL.md",
     "benchmarks/README.md",
     "results/README.md",
     "results/journal.md",

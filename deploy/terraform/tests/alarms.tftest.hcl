@@ -1,4 +1,4 @@
-# Which conditions raise an alarm or end the fleet, and which do not.
+# Which conditions raise an alarm or end the fleet, which do not, and what an apply only warns of.
 
 mock_provider "aws" {
   source = "./tests/mocks"
@@ -6,51 +6,42 @@ mock_provider "aws" {
 
 variables {
   commit         = "0123456789abcdef0123456789abcdef01234567"
+  alarm_email    = "someone@example.org"
   delete_results = true # so that the test can delete what it creates
 }
 
-run "every_role_is_watched" {
+run "every_role_is_watched_and_the_end_ends_every_group" {
   assert {
     condition = {
       for name, alarm in aws_cloudwatch_metric_alarm.health : name => join(" ", flatten([
-        alarm.alarm_name, alarm.threshold, alarm.datapoints_to_alarm, alarm.evaluation_periods,
-        [for query in alarm.metric_query : query.metric[0].stat if query.id == "healthy"]
+        alarm.alarm_name, alarm.threshold, alarm.datapoints_to_alarm, alarm.evaluation_periods, alarm.treat_missing_data,
+        [for query in alarm.metric_query : [query.metric[0].namespace, query.metric[0].stat] if query.id == "healthy"]
       ]))
       } == {
-      learner   = "apex-jax-learner-stopped 1 10 15 Maximum"
-      replay    = "apex-jax-replay-stopped 1 10 15 Maximum"
-      evaluator = "apex-jax-evaluator-stopped 1 10 15 Maximum"
-      actor     = "apex-jax-actors-failing 0.9 10 15 Average"
+      learner-stopped   = "apex-jax-learner-stopped 1 10 15 notBreaching ApexJax/apex-jax/learner Maximum"
+      replay-stopped    = "apex-jax-replay-stopped 1 10 15 notBreaching ApexJax/apex-jax/replay Maximum"
+      evaluator-stopped = "apex-jax-evaluator-stopped 1 10 15 notBreaching ApexJax/apex-jax/evaluator Maximum"
+      actors-failing    = "apex-jax-actors-failing 0.9 10 15 notBreaching ApexJax/apex-jax/actor Average"
+      no-learner        = "apex-jax-no-learner 1 120 120 notBreaching ApexJax/apex-jax/learner Maximum"
     }
     error_message = "Each role's health has an alarm; among actors, one healthy host must not hide the others, as it would in a maximum."
   }
   assert {
-    condition = alltrue(flatten([
-      for role, alarm in aws_cloudwatch_metric_alarm.health : [
-        for query in alarm.metric_query : query.metric[0].namespace == local.environment[role].APEX_JAX_NAMESPACE &&
-        query.metric[0].dimensions == tomap({ Fleet = local.environment[role].APEX_JAX_FLEET, Role = role }) if query.id == "healthy"
-      ]
-    ]))
+    condition     = alltrue([for role, environment in local.environment : environment.APEX_JAX_NAMESPACE == "ApexJax/apex-jax/${role}"])
     error_message = "Alarms read what the hosts report."
   }
   assert {
-    condition = alltrue([
-      for alarm in concat(values(aws_cloudwatch_metric_alarm.health), values(aws_cloudwatch_metric_alarm.end), aws_cloudwatch_metric_alarm.actors_missing) :
-      alarm.treat_missing_data == "notBreaching"
-    ])
-    error_message = "What is missing before a group exists raises no alarm; later the group's desired hosts make a missing report an unhealthy one."
+    condition     = { for name, alarm in aws_cloudwatch_metric_alarm.health : name => length(alarm.alarm_actions) if length(alarm.alarm_actions) > 1 } == { no-learner = 2 }
+    error_message = "Two hours without a learner end groups: a mail, and the policies, of which the mocked provider makes one."
   }
   assert {
-    condition = { for name, alarm in aws_cloudwatch_metric_alarm.full : name => "${alarm.dimensions.Role} ${alarm.metric_name}" } == {
-      learner-disk  = "learner DiskUsedPercent"
-      replay-memory = "replay MemoryUsedPercent"
-      replay-disk   = "replay DiskUsedPercent"
+    condition = { for name, alarm in aws_cloudwatch_metric_alarm.full : name => "${alarm.namespace} ${alarm.metric_name}" } == {
+      learner-disk  = "ApexJax/apex-jax/learner DiskUsedPercent"
+      replay-memory = "ApexJax/apex-jax/replay MemoryUsedPercent"
+      replay-disk   = "ApexJax/apex-jax/replay DiskUsedPercent"
     }
     error_message = "Memory and disks that grow are watched."
   }
-}
-
-run "end_of_the_run_ends_every_group" {
   assert {
     condition = { for name, alarm in aws_cloudwatch_metric_alarm.end : name => alarm.evaluation_periods } == {
       actor = 3, replay = 5, evaluator = 40, learner = 42
@@ -59,8 +50,9 @@ run "end_of_the_run_ends_every_group" {
   }
   assert {
     condition = alltrue([
-      for alarm in aws_cloudwatch_metric_alarm.end : "${alarm.metric_name} ${alarm.statistic} ${alarm.threshold}" == "Finished Minimum 1" &&
-      alarm.dimensions.Role == "learner" && alarm.dimensions.Run == local.environment.learner.APEX_JAX_RUN_AND_END
+      for alarm in aws_cloudwatch_metric_alarm.end :
+      "${alarm.namespace} ${alarm.metric_name} ${alarm.statistic} ${alarm.threshold} ${alarm.treat_missing_data}" == "ApexJax/apex-jax/learner Finished Minimum 1 notBreaching" &&
+      alarm.dimensions.Run == local.environment.learner.APEX_JAX_RUN_AND_END
     ]) && local.environment.learner.APEX_JAX_RUN_AND_END == "run-1 total_minutes=240"
     error_message = "Only the end of this run, with these limits, counts."
   }
@@ -85,6 +77,24 @@ run "run_that_is_over_starts_no_host" {
   }
 }
 
+run "account_is_new_and_nobody_would_be_told" {
+  command = plan
+
+  variables {
+    alarm_email = ""
+  }
+  override_data {
+    target = data.aws_servicequotas_service_quota.gpu
+    values = { value = 0, quota_name = "Running On-Demand G and VT instances" }
+  }
+  expect_failures = [check.quota_gpu, check.alarm_email]
+
+  assert {
+    condition     = local.vcpus_needed == { gpu = 4, standard = 2, spot = 10 }
+    error_message = "vCPUs are those of the types: not ${jsonencode(local.vcpus_needed)}."
+  }
+}
+
 run "roles_without_hosts_raise_nothing" {
   variables {
     actor_hosts = 0
@@ -92,28 +102,7 @@ run "roles_without_hosts_raise_nothing" {
   }
 
   assert {
-    condition     = toset(keys(aws_cloudwatch_metric_alarm.health)) == toset(["learner"]) && length(aws_cloudwatch_metric_alarm.actors_missing) == 0
+    condition     = toset(keys(aws_cloudwatch_metric_alarm.health)) == toset(["learner-stopped", "no-learner"]) && length(aws_cloudwatch_metric_alarm.actors_missing) == 0
     error_message = "Nobody is missed who was not asked for."
-  }
-}
-
-run "budget_by_mail" {
-  variables {
-    alarm_email        = "someone@example.org"
-    monthly_budget_usd = 100
-  }
-
-  assert {
-    condition     = aws_sns_topic_subscription.email[0].endpoint == "someone@example.org" && aws_budgets_budget.month[0].limit_amount == "100"
-    error_message = "Alarms and the budget write to the address."
-  }
-  assert {
-    condition = toset([
-      for one in aws_budgets_budget.month[0].notification :
-      join(" ", [one.notification_type, one.comparison_operator, one.threshold, one.threshold_type, join(",", one.subscriber_email_addresses)])
-      ]) == toset([
-      for when in ["ACTUAL GREATER_THAN 80", "ACTUAL GREATER_THAN 100", "FORECASTED GREATER_THAN 100"] : "${when} PERCENTAGE someone@example.org"
-    ])
-    error_message = "The budget writes at 80 and 100 % of it, and when more is forecast: a forecast comes late, or never in a new account."
   }
 }

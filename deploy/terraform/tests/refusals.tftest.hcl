@@ -5,88 +5,40 @@ mock_provider "aws" {
 }
 
 variables {
-  commit = "0123456789abcdef0123456789abcdef01234567"
+  commit      = "0123456789abcdef0123456789abcdef01234567"
+  alarm_email = "someone@example.org"
 }
 
-run "name_refuses_upper_case" {
+run "values" {
   command = plan
 
   variables {
-    name = "Bad_Name"
-  }
-  expect_failures = [var.name]
-}
-
-run "region_refuses_cloud_of_its_own" {
-  command = plan
-
-  variables {
-    region = "us-gov-west-1"
-  }
-  expect_failures = [var.region]
-}
-
-run "size_refuses_unknown" {
-  command = plan
-
-  variables {
-    size = "huge"
-  }
-  expect_failures = [var.size]
-}
-
-run "settings_refuses_blank" {
-  command = plan
-
-  variables {
-    settings = { seed = "1 $(reboot)" }
-  }
-  expect_failures = [var.settings]
-}
-
-run "settings_refuses_of_the_fleet" {
-  command = plan
-
-  variables {
-    settings = { "addresses.status" = "tcp://*:1" }
-  }
-  expect_failures = [var.settings]
-}
-
-run "instance_types_refuses_role" {
-  command = plan
-
-  variables {
+    commit         = "main"
+    name           = "Bad_Name"
+    region         = "us-gov-west-1"
+    size           = "huge"
+    run            = "../run"
+    task           = "Pong v5"
+    config_file    = "configs/atari.yaml"
+    settings       = { seed = "1 $(reboot)" }
     instance_types = { teacher = ["c7i.large"] }
+    volume_gib     = { teacher = 100 }
+    tags           = { fleet = "x" }
   }
-  expect_failures = [var.instance_types]
+  expect_failures = [
+    var.commit, var.name, var.region, var.size, var.run, var.task, var.config_file, var.settings, var.instance_types,
+    var.volume_gib, var.tags
+  ]
 }
 
-run "instance_types_refuses_learner_with_an_old_gpu" {
+run "settings_of_the_fleet_and_old_gpus" {
   command = plan
 
   variables {
+    settings       = { "addresses.status" = "tcp://*:1" }
     instance_types = { learner = ["p3.2xlarge"] }
   }
-  expect_failures = [var.instance_types]
-}
-
-run "volume_gib_refuses_less_than_the_image_of_the_learner" {
-  command = plan
-
-  variables {
-    volume_gib = { learner = 99 }
-  }
-  expect_failures = [var.volume_gib]
-}
-
-run "tags_refuses_fleet" {
-  command = plan
-
-  variables {
-    tags = { fleet = "x" }
-  }
-  expect_failures = [var.tags]
+  expect_failures = [var.settings, var.instance_types]
 }
 
 run "numbers_are_whole" {
@@ -107,20 +59,25 @@ run "run_without_an_end" {
   expect_failures = [terraform_data.rules]
 }
 
-run "existing_vpc_needs_subnets_and_endpoints" {
+run "zone_has_every_endpoint" {
   command = plan
 
   variables {
-    vpc_id = "vpc-0123456789abcdef0"
+    zone_names = ["us-east-1a"]
+  }
+  override_data {
+    target = data.aws_vpc_endpoint_service.interface["servicediscovery"]
+    values = { availability_zones = ["us-east-1b"] }
   }
   expect_failures = [terraform_data.rules]
 }
 
-run "zone_names_are_of_the_region" {
+run "running_fleet_needs_images" {
   command = plan
 
-  variables {
-    zone_names = ["eu-west-1a"]
+  override_data {
+    target = data.aws_ami_ids.own
+    values = { ids = [] }
   }
   expect_failures = [terraform_data.rules]
 }
@@ -141,28 +98,6 @@ run "ladder_has_a_place_for_each_environment_of_a_host" {
   variables {
     ladder_environments     = 7
     actor_host_environments = 8
-  }
-  expect_failures = [terraform_data.rules]
-}
-
-run "bucket_is_of_the_region" {
-  command = plan
-
-  variables {
-    bucket = "my-results"
-  }
-  override_data {
-    target = data.aws_s3_bucket.given
-    values = { region = "eu-west-1" }
-  }
-  expect_failures = [terraform_data.rules]
-}
-
-run "budget_needs_an_address" {
-  command = plan
-
-  variables {
-    monthly_budget_usd = 100
   }
   expect_failures = [terraform_data.rules]
 }

@@ -35,3 +35,15 @@ mock_resource "aws_sns_topic" {
 mock_resource "aws_autoscaling_policy" {
   defaults = { arn = "arn:aws:autoscaling:us-east-1:123456789012:scalingPolicy:mocked" }
 }
+
+mock_data "aws_ami_ids" {
+  defaults = { ids = ["ami-0fedcba9876543210"] }
+}
+
+mock_data "aws_vpc_endpoint_service" {
+  defaults = { availability_zones = ["us-east-1a", "us-east-1b", "us-east-1c"] }
+}
+
+mock_data "aws_servicequotas_service_quota" {
+  defaults = { value = 1000, quota_name = "mocked" }
+}
