@@ -124,13 +124,14 @@ build {
   }
 
   # Updates, and a reboot into the kernel that instances of the image will boot: what is tried is what runs. Nothing else
-  # may install a kernel meanwhile, or later. (So does ParallelCluster's image build: it disables apt-daily first.)
+  # may install a kernel meanwhile, or later. Not tried on AWS; the same steps, for Ubuntu, as in ParallelCluster's
+  # cli/src/pcluster/resources/imagebuilder/update_and_reboot.yaml.
   provisioner "shell" {
     inline = [
       "cloud-init status --wait || true", # a fresh instance may still hold apt's lock
       "sudo systemctl mask --now apt-daily.timer apt-daily-upgrade.timer apt-daily.service apt-daily-upgrade.service unattended-upgrades.service",
       "sudo apt-get -q -o DPkg::Lock::Timeout=600 update",
-      "sudo DEBIAN_FRONTEND=noninteractive apt-get -q -y -o DPkg::Lock::Timeout=600 dist-upgrade",
+      "sudo DEBIAN_FRONTEND=noninteractive apt-get -q -y -o DPkg::Lock::Timeout=600 -o Dpkg::Options::=--force-confold --with-new-pkgs upgrade",
     ]
   }
   provisioner "shell" {

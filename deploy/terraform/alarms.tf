@@ -21,6 +21,8 @@ locals {
     }
     # No quota, no capacity, or a learner that fails at each start: only minutes of learning count towards the run's
     # limit, so without this, actors and evaluator would cost on for ever. They come back with the next apply.
+    # Not tried on AWS. Most periods of an alarm are a day's:
+    # https://docs.aws.amazon.com/AmazonCloudWatch/latest/APIReference/API_PutMetricAlarm.html
     no-learner = {
       role = "learner", bad = 120, minutes = 120, ends = ["actor", "evaluator"]
       text = "No learner for 120 minutes: actors and evaluator end. Once it runs (`why` shows the cause), apply again."

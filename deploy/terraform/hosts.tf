@@ -40,7 +40,7 @@ resource "aws_launch_template" "role" {
       encrypted             = true
       delete_on_termination = true
       # MiB/s from the image's snapshot: CUDA is read before the first update. Costs some 0.4 USD a boot.
-      # https://docs.aws.amazon.com/ebs/latest/userguide/initalize-volume.html
+      # Not tried on AWS: https://docs.aws.amazon.com/ebs/latest/userguide/initalize-volume.html
       volume_initialization_rate = each.value == "learner" ? 300 : null
     }
   }
@@ -155,7 +155,9 @@ resource "aws_autoscaling_policy" "end" {
   name                   = "${each.value.name}-end"
   autoscaling_group_name = each.value.name
   adjustment_type        = "ExactCapacity"
-  policy_type            = "StepScaling" # simple scaling waits for a replacement that is under way
+  # Simple scaling waits for a replacement that is under way. Not tried on AWS:
+  # https://docs.aws.amazon.com/autoscaling/ec2/userguide/as-scaling-simple-step.html
+  policy_type = "StepScaling"
 
   step_adjustment { # above the threshold of an alarm, and below it
     metric_interval_lower_bound = "0"

@@ -10,7 +10,8 @@ data "aws_availability_zones" "available" {
   }
 }
 
-# Not every zone has every endpoint: AWS names the zones of each service (DescribeVpcEndpointServices).
+# Not every zone has every endpoint: AWS names the zones of each service (DescribeVpcEndpointServices;
+# not tried on AWS).
 data "aws_vpc_endpoint_service" "interface" {
   for_each = local.api_actions
 
@@ -24,7 +25,7 @@ data "aws_ec2_instance_type_offerings" "first_zone" {
 
   filter {
     name   = "location"
-    values = [local.zone_names[0]]
+    values = [try(local.zone_names[0], "none")] # then a rule says which there are
   }
   filter {
     name   = "instance-type"

@@ -1,6 +1,7 @@
 # Quotas of the account, in vCPUs. A new account has none for GPUs; an apply then succeeds, and nothing learns. These only
 # warn, and only while the fleet runs: a quota that cannot be read must end neither stop nor destroy.
-# Codes: aws service-quotas list-service-quotas --service-code ec2
+# (The error of a check's own data source is a warning, too: https://developer.hashicorp.com/terraform/language/block/check.
+# Not tried on AWS.) Codes: aws service-quotas list-service-quotas --service-code ec2
 
 locals {
   vcpus = { # of a host of each role, of the first type: large 2, xlarge 4, 2xlarge 8; 0 if unknown

@@ -3,7 +3,7 @@
 
 locals {
   # IAM limits a host to a namespace, and knows no dimensions: with one for all, any host could end every fleet.
-  # https://docs.aws.amazon.com/AmazonCloudWatch/latest/monitoring/iam-cw-condition-keys-namespace.html
+  # Not tried on AWS: https://docs.aws.amazon.com/AmazonCloudWatch/latest/monitoring/iam-cw-condition-keys-namespace.html
   metric_namespaces = { for role in local.roles : role => "ApexJax/${var.name}/${role}" }
 
   # Settings that must be equal for every role of the fleet.
