@@ -27,12 +27,11 @@ help:
 	@echo "make test-faults       every fault of docs/faults.md, slow ones included"
 	@echo "make test-faults FAULT=31   those of one number, of two digits"
 	@echo "make fleet-tools       sets up .venv with the Python packages for the commands of deploy/terraform/README.md"
-	@echo "make test-deploy       tests of deploy/: Terraform against moto, units, scripts, images; needs terraform"
+	@echo "make test-deploy       tests of deploy/: Terraform against moto, units, scripts; needs terraform"
 	@echo "make test-deploy-quick its part that takes minutes only: no moto, no installation"
-	@echo "make test-deploy-quick NO_TERRAFORM=1   what of that needs no terraform: scripts, units, images, deploy/README.md"
+	@echo "make test-deploy-quick NO_TERRAFORM=1   what of that needs no terraform: scripts, units, manifests"
 	@echo "make test-slurm        a fleet as a job of a real Slurm; needs root, slurm-wlm and munge, or tests less"
-	@echo "make test-fleet        a whole fleet as its user data boots it, in network namespaces; needs terraform and root"
-	@echo "make test-fleet GAME=Pong   the same, which has to learn Pong; 20 minutes on 2 cores"
+	@echo "make test-fleet        the roles of a fleet as its user data starts them, in namespaces; needs terraform and root"
 	@echo "make clean             remove .venv and the tools' caches; runs/ stays"
 	@echo "Add PYTHON=/path/to/python3 to choose the interpreter that .venv is made with."
 
@@ -85,7 +84,7 @@ test-slurm: $(VENV)/requirements-deploy.installed
 
 # As root: hosts are namespaces.
 test-fleet: $(VENV)/requirements-deploy.installed
-	APEX_JAX_FLEET_GAME=$(or $(GAME),Catch) JAX_PLATFORMS=cpu $(RUN) -m pytest -m 'deploy and slow'
+	JAX_PLATFORMS=cpu $(RUN) -m pytest -m 'deploy and slow'
 
 clean:
 	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -1,7 +1,7 @@
 """Programs that run on a host beside the role: `python -m deploy.host.NAME`, started by the units in deploy/systemd.
 
     boot            at each boot: fetches the host's CURVE keys from Parameter Store, registers its name in Cloud Map
-    results         each minute: copies metrics and pictures to the bucket; fetches them to a host that has none
+    results         every ten minutes: copies metrics and pictures to the bucket; fetches them to a host that has none
     report_health   once a minute: reports the end of the run, health, memory and disk, for the alarms
     aws             AWS clients
 

@@ -75,7 +75,6 @@ build {
       volume_size           = 16
       volume_type           = "gp3"
       encrypted             = true # and so the image: without a second, encrypted copy
-      kms_key_id            = var.kms_key_id
       delete_on_termination = true
     }
   }
@@ -102,9 +101,31 @@ build {
       volume_size           = 100 # the base image has 75, for several versions of CUDA; learners have at least 100
       volume_type           = "gp3"
       encrypted             = true # and so the image: without a second, encrypted copy
-      kms_key_id            = var.kms_key_id
       delete_on_termination = true
     }
+  }
+
+  # Updates, and a reboot into the kernel that instances of the image will boot: what is tried is what runs. Nothing else
+  # may install a kernel meanwhile, or later. Not tried on AWS; compare, for Ubuntu, ParallelCluster's
+  # cli/src/pcluster/resources/imagebuilder/update_and_reboot.yaml.
+  provisioner "shell" {
+    inline = [
+      "cloud-init status --wait || true", # a fresh instance may still hold apt's lock
+      "sudo systemctl mask --now apt-daily.timer apt-daily-upgrade.timer apt-daily.service apt-daily-upgrade.service unattended-upgrades.service",
+      "sudo apt-get -q -o DPkg::Lock::Timeout=600 update",
+      "sudo DEBIAN_FRONTEND=noninteractive apt-get -q -y -o DPkg::Lock::Timeout=600 -o Dpkg::Options::=--force-confdef -o Dpkg::Options::=--force-confold --with-new-pkgs upgrade",
+      "sudo DEBIAN_FRONTEND=noninteractive apt-get -q -y install linux-headers-aws || true", # the driver is built for the new kernel
+    ]
+  }
+  provisioner "shell" {
+    inline            = ["sudo reboot"]
+    expect_disconnect = true
+  }
+
+  provisioner "shell" {
+    pause_before        = "2m" # until the tunnel of Session Manager has noticed the reboot
+    start_retry_timeout = "15m"
+    inline              = ["uname -r"]
   }
 
   # Only the files of the commit, whatever else is in the checkout; git archive writes the commit's id into the file.
@@ -112,7 +133,7 @@ build {
     inline = ["git -C ${path.root}/../.. archive --format=tar.gz -o /tmp/apex-jax-${source.name}.tar.gz ${var.commit}"]
   }
 
-  provisioner "file" {
+  provisioner "file" { # after the reboot, which empties /tmp
     source      = "/tmp/apex-jax-${source.name}.tar.gz"
     destination = local.source
     generated   = true # by the previous step
@@ -123,24 +144,7 @@ build {
     destination = "/tmp/provision.sh"
   }
 
-  # Updates, and a reboot into the kernel that instances of the image will boot: what is tried is what runs. Nothing else
-  # may install a kernel meanwhile, or later. Not tried on AWS; the same steps, for Ubuntu, as in ParallelCluster's
-  # cli/src/pcluster/resources/imagebuilder/update_and_reboot.yaml.
   provisioner "shell" {
-    inline = [
-      "cloud-init status --wait || true", # a fresh instance may still hold apt's lock
-      "sudo systemctl mask --now apt-daily.timer apt-daily-upgrade.timer apt-daily.service apt-daily-upgrade.service unattended-upgrades.service",
-      "sudo apt-get -q -o DPkg::Lock::Timeout=600 update",
-      "sudo DEBIAN_FRONTEND=noninteractive apt-get -q -y -o DPkg::Lock::Timeout=600 -o Dpkg::Options::=--force-confold --with-new-pkgs upgrade",
-    ]
-  }
-  provisioner "shell" {
-    inline            = ["sudo reboot"]
-    expect_disconnect = true
-  }
-
-  provisioner "shell" {
-    pause_before = "30s"
     inline = [
       "sudo bash /tmp/provision.sh ${local.source} --log-agent ${source.name == "gpu" ? "--gpu" : ""}",
       "sudo bash /opt/apex-jax/current/deploy/smoke_test.sh ${source.name == "gpu" ? "--gpu" : ""}",

@@ -25,12 +25,6 @@ variable "gpu_instance_type" {
   default     = "g6.xlarge"
 }
 
-variable "kms_key_id" {
-  type        = string
-  description = "Key that encrypts the images; empty = the account's own for EBS."
-  default     = ""
-}
-
 variable "subnet_id" {
   type        = string
   description = "Subnet with a route to the internet, to install packages; empty = one of the default VPC, if the account has one."

@@ -2,30 +2,30 @@
 # its role shows no problem, as `python main.py status` prints it, or if the role has ended because the run is over.
 
 locals {
-  health_alarms = { # a minute is bad if the role should have hosts and none reports that it is healthy
+  health_alarms = { # a minute is bad if the role should have hosts and no report says that one is healthy
     replay-stopped = {
-      role = "replay", bad = 10, minutes = 15, ends = []
+      role = "replay", stat = "Maximum", bad = 10, minutes = 15, ends = []
       text = "The replay server has a problem: everyone waits for it."
     }
     learner-stopped = {
-      role = "learner", bad = 10, minutes = 15, ends = []
+      role = "learner", stat = "Maximum", bad = 10, minutes = 15, ends = []
       text = "The learner makes no updates, cannot save, or does not run."
     }
     actors-failing = {
-      role = "actor", bad = 10, minutes = 15, ends = []
+      role = "actor", stat = "Average", bad = 10, minutes = 15, ends = []
       text = "More than a tenth of the actor hosts have a problem."
     }
     evaluator-stopped = {
-      role = "evaluator", bad = 10, minutes = 15, ends = []
+      role = "evaluator", stat = "Maximum", bad = 10, minutes = 15, ends = []
       text = "The evaluator does not run, or spot capacity is short: the curve of results has a gap."
     }
-    # No quota, no capacity, or a learner that fails at each start: only minutes of learning count towards the run's
-    # limit, so without this, actors and evaluator would cost on for ever. They come back with the next apply.
-    # Not tried on AWS. Most periods of an alarm are a day's:
+    # No quota or no capacity for its host: only minutes of learning count towards the run's limit, so without this,
+    # actors and evaluator would cost on for ever. It looks for any report: a learner that waits for actors is there.
+    # Not tried on AWS. The periods of an alarm are a day at most:
     # https://docs.aws.amazon.com/AmazonCloudWatch/latest/APIReference/API_PutMetricAlarm.html
     no-learner = {
-      role = "learner", bad = 120, minutes = 120, ends = ["actor", "evaluator"]
-      text = "No learner for 120 minutes: actors and evaluator end. Once it runs (`why` shows the cause), apply again."
+      role = "learner", stat = "SampleCount", bad = 120, minutes = 120, ends = ["actor", "evaluator"]
+      text = "No host of the learner for 120 minutes: actors and evaluator end. Once there is one (`why` says what was wrong), apply again."
     }
   }
 
@@ -100,7 +100,7 @@ resource "aws_cloudwatch_metric_alarm" "health" {
     metric {
       namespace   = local.metric_namespaces[each.value.role]
       metric_name = "Healthy"
-      stat        = each.value.role == "actor" ? "Average" : "Maximum"
+      stat        = each.value.stat
       period      = 60
     }
   }

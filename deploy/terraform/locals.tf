@@ -49,6 +49,10 @@ data "aws_ami_ids" "own" {
     values = ["apex-jax-${each.key}-*"]
   }
   filter {
+    name   = "state"
+    values = ["available"]
+  }
+  filter {
     name   = "tag:Commit"
     values = [var.commit]
   }

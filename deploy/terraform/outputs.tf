@@ -20,7 +20,7 @@ output "commands" {
   description = "Commands for daily use, ready to paste in the repository's root."
   value = {
     watch   = "aws logs tail ${aws_cloudwatch_log_group.role["learner"].name} --follow --region ${var.region}"
-    why     = "for group in ${join(" ", local.group_names)}; do echo $group; aws autoscaling describe-scaling-activities --region ${var.region} --auto-scaling-group-name $group --no-paginate --query 'Activities[:5].[StartTime,StatusCode,StatusMessage]' --output text; done  # why a role has no host"
+    why     = "for group in ${join(" ", local.group_names)}; do echo $group; aws autoscaling describe-scaling-activities --region ${var.region} --auto-scaling-group-name $group --no-paginate --query 'Activities[:5].[StartTime,StatusCode,Description,StatusMessage]' --output text; done  # why a role has no host"
     rollout = "for group in ${join(" ", local.group_names)}; do echo $group; aws autoscaling describe-instance-refreshes --region ${var.region} --auto-scaling-group-name $group --no-paginate --query 'InstanceRefreshes[:3].[StartTime,Status,PercentageComplete,StatusReason]' --output text; done  # whether all hosts are of the last apply"
     shell   = "aws ssm start-session --region ${var.region} --target ${local.find_learner}"
     status  = "aws ssm start-session --region ${var.region} --target ${local.find_learner} --document-name AWS-StartPortForwardingSession --parameters portNumber=${local.ports.status},localPortNumber=${local.ports.status}  # then python main.py status tcp://127.0.0.1:${local.ports.status}"
@@ -28,7 +28,7 @@ output "commands" {
     actors  = "terraform -chdir=deploy/terraform apply ${local.same_choices} -var actor_hosts=N"
     stop    = "terraform -chdir=deploy/terraform apply ${local.same_choices} -var running=false"
     wait    = "(while hosts=$(${local.find_hosts}) || exit; [ -n \"$hosts\" ]; do sleep 10; done)  # after stop: until the last host has saved and gone"
-    images  = "for image in $(aws ec2 describe-images --region ${var.region} --owners self --filters Name=tag:Project,Values=apex-jax --query \"Images[?Tags[?Key=='Commit'&&Value!='${var.commit}']].ImageId\" --output text); do aws ec2 deregister-image --region ${var.region} --delete-associated-snapshots --image-id $image; done  # removes the images of other commits"
+    images  = "for image in $(aws ec2 describe-images --region ${var.region} --owners self --filters Name=tag:Project,Values=apex-jax --query \"Images[?Tags[?Key=='Commit'&&Value!='${var.commit}']].ImageId\" --output text); do aws ec2 deregister-image --region ${var.region} --delete-associated-snapshots --image-id $image; done  # removes the images of all other commits, also those that another fleet of this region runs"
     destroy = "terraform -chdir=deploy/terraform apply ${local.same_choices} -var running=false -var delete_results=true && terraform -chdir=deploy/terraform destroy ${local.same_choices} -var delete_results=true  # after stop, wait and fetch: the results go, too, unless the bucket was given"
   }
 }

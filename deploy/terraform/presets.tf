@@ -1,5 +1,5 @@
 # The presets of `size`. The variable of the same name overrides an entry; volume_gib and instance_types override it
-# for each role separately, settings for each key. A disk is at least as large as that of its image (deploy/packer).
+# for each role separately, settings for each key. A disk must be at least as large as that of its image (deploy/packer).
 
 locals {
   presets = {

@@ -19,11 +19,11 @@ resource "terraform_data" "rules" {
       error_message = join(" ", local.wrong_numbers)
     }
     precondition {
-      condition     = length(local.zone_names) > 0 && length(setsubtract(local.zone_names, local.usable_zones)) == 0
+      condition     = !var.running || length(local.zone_names) > 0 && length(setsubtract(local.zone_names, local.usable_zones)) == 0
       error_message = "zone_names: the zones of ${var.region} that have every endpoint of the fleet are: ${join(", ", local.usable_zones)}."
     }
     precondition {
-      condition     = length(local.roles_without_type) == 0
+      condition     = !var.running || length(local.roles_without_type) == 0
       error_message = "The zone ${local.zone_names[0]} has no instance type of ${join(" and ", local.roles_without_type)}: name another zone first (zone_names), or other types (instance_types)."
     }
     precondition {

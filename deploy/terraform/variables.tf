@@ -172,7 +172,7 @@ variable "volume_gib" {
 
 variable "zone_names" {
   type        = list(string)
-  description = "Zones; the first holds replay and learner, actors and evaluator are spread over all. Empty = the first that has all endpoints. More zones: more spot capacity, and traffic to pay for."
+  description = "Zones; the first holds replay and learner, actors and evaluator are spread over all. Empty = the first that has all endpoints, which can change in months: name it for a long run. More zones: more spot capacity, and traffic to pay for."
   default     = []
   nullable    = false
 }

@@ -17,7 +17,7 @@ from deploy.tests.tools import COMMIT, REGION, Terraform, aim_at_moto, aws, copy
 from tests.rigs.processes import ROOT
 
 NAME = "apex-test"
-# moto has no instance refresh, and a budget fails in it: deploy/terraform/README.md lists what is not shown here.
+# moto has no instance refresh: deploy/terraform/README.md lists what is not shown here.
 VARIABLES = [f"-var=name={NAME}", f"-var=commit={COMMIT}", "-var=alarm_email=someone@example.org"]
 
 

@@ -197,6 +197,11 @@ def test_every_alarm_sends_mail_but_those_that_would_announce_the_end_again(flee
     (topic,) = (one["TopicArn"] for one in fleet.aws("sns").list_subscriptions()["Subscriptions"])
     quiet = {name for name, alarm in names.items() if topic not in alarm["AlarmActions"]}
     assert quiet == {f"end-{role}" for role in ROLES if role != "learner"}
+    policies = {
+        one["PolicyARN"]: one["PolicyName"] for one in fleet.aws("autoscaling").describe_policies()["ScalingPolicies"]
+    }
+    ended = {policies[action] for action in names["no-learner"]["AlarmActions"] if action in policies}
+    assert ended == {f"{NAME}-actor-end", f"{NAME}-evaluator-end"}
 
 
 def test_printed_commands_find_the_host_of_the_learner_and_the_groups(fleet: Fleet) -> None:

@@ -1,4 +1,4 @@
-"""Scripts, units, images and user data: checked by their own tools, and run if this machine can."""
+"""Scripts, units and user data: checked by their own tools, and run if this machine can."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from deploy.tests.tools import COMMIT, DEPLOY, rendered_user_data
+from deploy.tests.tools import DEPLOY, rendered_user_data
 from tests.rigs.processes import ROOT
 
 pytestmark = [pytest.mark.deploy, pytest.mark.quick, pytest.mark.timeout(900)]
@@ -24,7 +24,6 @@ SCRIPTS = [
     *(DEPLOY / name for name in ("healthy", "keep", "slurm/apex_jax.sbatch", "ssh/on_host")),
 ]
 UNITS = sorted([*(DEPLOY / "systemd").glob("*.service"), *(DEPLOY / "systemd").glob("*.timer")])
-PACKER = DEPLOY / "packer"
 ROLES = ("replay", "learner", "actor", "evaluator")
 
 
@@ -136,32 +135,6 @@ def test_every_program_that_a_unit_starts_is_there() -> None:
             assert (ROOT / f"{module.replace('.', '/')}.py").exists(), f"{path.name}: {module}"
 
 
-# --- images ---
-
-
-def test_packer_template_is_valid(tmp_path: Path) -> None:
-    packer = tool("packer")
-    if "build image" not in say(packer, "--help")[1]:  # a password checker of this name is on some systems
-        pytest.skip(f"{packer} is not HashiCorp's")
-    folder = tmp_path / "packer"
-    shutil.copytree(PACKER, folder)
-    shutil.copy(DEPLOY / "provision.sh", tmp_path)  # which the template uploads
-    version = re.search(r"v(\d+)\.(\d+)", say(packer, "version")[1])
-    assert version
-    if (int(version[1]), int(version[2])) < (1, 9):
-        pytest.skip(f"{packer} is older than 1.9")
-    code, said = say(packer, "fmt", "-check", "-diff", str(folder))
-    assert code == 0, said
-    code, said = say(packer, "init", str(folder), seconds=300)
-    if code:
-        pytest.skip(f"Packer's plugin cannot be had here: {said.splitlines()[0]}")
-    code, said = say(packer, "validate", f"-var=commit={COMMIT}", str(folder))
-    assert code == 0, said
-    code, said = say(packer, "validate", "-var=commit=main", str(folder))
-    assert code != 0
-    assert "40 hexadecimal digits" in said
-
-
 # --- user data, as Terraform renders it ---
 
 
@@ -231,15 +204,6 @@ def config_of(user_data: str) -> str:
     code, said = say(sys.executable, "main.py", "--role", role, "--config", config, *settings, "--print-config")
     assert code == 0, said
     return said
-
-
-@pytest.mark.terraform
-@pytest.mark.parametrize("role", ROLES)
-def test_cloud_init_takes_the_user_data(user_data: dict[str, str], role: str, tmp_path: Path) -> None:
-    (tmp_path / "user-data").write_text(user_data[role])
-    code, said = say(tool("cloud-init"), "schema", "--config-file", str(tmp_path / "user-data"))
-    assert code == 0, said
-    assert "valid cloud-config" in said.lower()
 
 
 def environment_of(text: str) -> dict[str, str]:

@@ -7,10 +7,8 @@ import re
 from typing import Any
 
 import pytest
-import yaml
 
 from deploy.tests.tools import TERRAFORM, Terraform, copy_of_terraform
-from tests.rigs.processes import ROOT
 
 pytestmark = [pytest.mark.deploy, pytest.mark.quick, pytest.mark.timeout(600)]
 
@@ -52,14 +50,6 @@ def test_terraform_test(terraform: Terraform, file: str) -> None:
     assert re.search(r"^Success! [1-9]\d* passed, 0 failed\.", said, re.MULTILINE), said
 
 
-def test_estimate_knows_how_often_a_configuration_publishes_parameters() -> None:
-    (intervals,) = re.findall(r"publish_intervals += \{(.*?)\}", (TERRAFORM / "prices.tf").read_text())
-    known = {name: float(seconds) for name, seconds in re.findall(r'"(\S+)" = ([\d.]+)', intervals)}
-    for name in re.findall(r'config_file += "(\S+)"', (TERRAFORM / "presets.tf").read_text()):
-        config = yaml.safe_load((ROOT / "configs" / name).read_text())
-        assert known.get(name, 1.0) == config["learner"].get("publish_interval_seconds", 1.0)
-
-
 def test_printed_commands_know_every_variable_but_those_that_they_set() -> None:
     choices = (TERRAFORM / "outputs.tf").read_text().partition("choices = {")[2].partition("}")[0]
     assert {*re.findall(r"= var\.(\w+)", choices)} == {*blocks("variable")} - {"running", "delete_results"}
@@ -73,7 +63,7 @@ COMMANDS = [*re.findall(r"`([^`\n]+)`", GUIDE), *BLOCKS.splitlines()]
 def test_every_command_works_from_the_root_of_the_repository() -> None:
     printed = re.findall(r'^ +\w+ += "(.*)"', (TERRAFORM / "outputs.tf").read_text(), re.MULTILINE)
     used = [one for one in (*COMMANDS, *printed) if re.search(r"(?<!/)\bterraform [-a-z]+\S* \S", one)]
-    assert len(used) > 10
+    assert len(used) > 5
     elsewhere = [one for one in used if re.search(r"(?<!/)\bterraform (?!-chdir=deploy/terraform )[-a-z]", one)]
     assert elsewhere == []
     assert not any(re.match(r"cd\b", command) for command in COMMANDS)
@@ -88,4 +78,4 @@ def test_guide_names_variables_and_outputs_that_there_are() -> None:
     assert len(named) > 5
     assert named <= known
     outputs = {name for one in COMMANDS for name in re.findall(r"terraform .*\boutput (?:-raw )?(\w+)", one)}
-    assert {"commands", "run_url"} <= outputs <= set(blocks("output"))
+    assert {"commands"} <= outputs <= set(blocks("output"))

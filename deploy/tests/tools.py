@@ -37,7 +37,7 @@ PROVIDER_FOLDERS = (
     str(Path.home() / ".terraform.d/*"),
 )
 SERVICES = (
-    "autoscaling", "budgets", "cloudwatch", "ec2", "iam", "kms", "logs", "route53", "s3", "servicediscovery", "sns",
+    "autoscaling", "cloudwatch", "ec2", "iam", "kms", "logs", "route53", "s3", "servicediscovery", "sns",
     "ssm", "sts",
 )  # fmt: skip
 RULES = (("ingress", "link"), ("egress", "link"), ("egress", "s3"))
@@ -208,5 +208,7 @@ def make_images(url: str, region: str = REGION, commit: str = COMMIT) -> dict[st
     for kind in ("cpu", "gpu"):
         made = ec2.register_image(Name=f"apex-jax-{kind}-{commit[:12]}-20261121-000000", RootDeviceName="/dev/sda1")
         ids[kind] = made["ImageId"]
-        ec2.create_tags(Resources=[ids[kind]], Tags=[{"Key": "Commit", "Value": commit}])
+        ec2.create_tags(
+            Resources=[ids[kind]], Tags=[{"Key": "Commit", "Value": commit}, {"Key": "Project", "Value": "apex-jax"}]
+        )
     return ids

@@ -22,7 +22,7 @@ run "every_role_is_watched_and_the_end_ends_every_group" {
       replay-stopped    = "apex-jax-replay-stopped 1 10 15 notBreaching ApexJax/apex-jax/replay Maximum"
       evaluator-stopped = "apex-jax-evaluator-stopped 1 10 15 notBreaching ApexJax/apex-jax/evaluator Maximum"
       actors-failing    = "apex-jax-actors-failing 0.9 10 15 notBreaching ApexJax/apex-jax/actor Average"
-      no-learner        = "apex-jax-no-learner 1 120 120 notBreaching ApexJax/apex-jax/learner Maximum"
+      no-learner        = "apex-jax-no-learner 1 120 120 notBreaching ApexJax/apex-jax/learner SampleCount"
     }
     error_message = "Each role's health has an alarm; among actors, one healthy host must not hide the others, as it would in a maximum."
   }
