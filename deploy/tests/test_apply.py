@@ -197,9 +197,8 @@ def test_every_alarm_sends_mail_but_those_that_would_announce_the_end_again(flee
     (topic,) = (one["TopicArn"] for one in fleet.aws("sns").list_subscriptions()["Subscriptions"])
     quiet = {name for name, alarm in names.items() if topic not in alarm["AlarmActions"]}
     assert quiet == {f"end-{role}" for role in ROLES if role != "learner"}
-    policies = {
-        one["PolicyARN"]: one["PolicyName"] for one in fleet.aws("autoscaling").describe_policies()["ScalingPolicies"]
-    }
+    scaling = fleet.aws("autoscaling").describe_policies()["ScalingPolicies"]
+    policies = {one["PolicyARN"]: one["PolicyName"] for one in scaling}
     ended = {policies[action] for action in names["no-learner"]["AlarmActions"] if action in policies}
     assert ended == {f"{NAME}-actor-end", f"{NAME}-evaluator-end"}
 

@@ -30,6 +30,9 @@ STAND_INS = {
         trap 'echo "SIGTERM $3" >>log; exit 143' TERM
         starts=$(grep -c "^main.py --role $3" log)
         codes=($(grep "^$3 " <<<"$CODES"))
+        while [[ ${codes[starts]:-} == 0 && $(grep -o "^main.py --role [a-z]*" log | sort -u | wc -l) -lt 4 ]]; do
+            /bin/sleep 0.05 # no run ends before all roles have started
+        done
         [[ ${codes[starts]:-run} == run ]] || exit "${codes[starts]}"
         while :; do /bin/sleep 0.05; done
     """,

@@ -208,7 +208,6 @@ def make_images(url: str, region: str = REGION, commit: str = COMMIT) -> dict[st
     for kind in ("cpu", "gpu"):
         made = ec2.register_image(Name=f"apex-jax-{kind}-{commit[:12]}-20261121-000000", RootDeviceName="/dev/sda1")
         ids[kind] = made["ImageId"]
-        ec2.create_tags(
-            Resources=[ids[kind]], Tags=[{"Key": "Commit", "Value": commit}, {"Key": "Project", "Value": "apex-jax"}]
-        )
+        tags = {"Commit": commit, "Project": "apex-jax"}
+        ec2.create_tags(Resources=[ids[kind]], Tags=[{"Key": key, "Value": value} for key, value in tags.items()])
     return ids
