@@ -7,6 +7,7 @@ fetches its keys, and runs its role with `deploy/keep`.
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -22,7 +23,7 @@ from deploy.tests.boxes import GATEWAY, SUBNET, Box, Bridge
 from deploy.tests.tools import CREDENTIALS, aws, moto_server, rendered_user_data
 from tests.rigs.processes import ROOT, wait_until
 
-NUMBERS = {"replay": 10, "learner": 11, "evaluator": 12, "actor": 13}  # the last byte of each role's first address
+HOSTS = ("replay", "learner", "evaluator", "actor", "actor2")
 BUCKET = "fleet-results"
 SETTINGS = {  # the run ends after a minute and a half of learning
     "total_minutes": "1.5", "learner.checkpoint_interval_seconds": "2", "storage.interval_seconds": "2",
@@ -41,9 +42,10 @@ class Fleet(NamedTuple):
     user_data: dict[str, str]
     boxes: dict[str, Box]
 
-    def start(self, name: str, number: int) -> None:
-        """Starts a box with no files of its own. `name`: its role, or that and a number."""
-        folder, role = self.folder / f"{name}-{number}", name.rstrip("0123456789")
+    def start(self, name: str) -> None:
+        """Starts a box with another address, and no files of its own. `name`: its role, or that and a number."""
+        started, role = len(list(self.folder.glob("host-*"))), name.rstrip("0123456789")
+        folder = self.folder / f"host-{started}-{name}"
         (folder / "keys").mkdir(parents=True)
         (environment,) = (
             file["content"]
@@ -57,8 +59,10 @@ class Fleet(NamedTuple):
             ("learner.device=gpu", "learner.device=cpu"),
         ):
             environment = environment.replace(there, here)
-        names = "".join(f"{SUBNET}.{NUMBERS[one]} {one}.apex-jax.internal\n" for one in ("replay", "learner"))
-        (folder / "hosts").write_text(f"127.0.0.1 localhost\n{names}")
+        addresses = {box: self.boxes[box].address for box in self.boxes} | {name: f"{SUBNET}.{10 + started}"}
+        for each in self.folder.glob("host-*"):  # mounted, so changed in place
+            names = "".join(f"{address} {box}.apex-jax.internal\n" for box, address in addresses.items())
+            (each / "hosts").write_text(f"127.0.0.1 localhost\n{names}")
         own = {
             **CREDENTIALS,
             "AWS_ENDPOINT_URL": self.url,
@@ -74,7 +78,7 @@ class Fleet(NamedTuple):
             f"deploy/keep {name} {python} main.py --role {role} --config ${{APEX_JAX_CONFIG}} ${{APEX_JAX_SETTINGS}}\n"
             f"{python} -m deploy.host.results copy\n"
         )
-        self.boxes[name] = Box(self.bridge, number, folder, script)
+        self.boxes[name] = Box(self.bridge, 10 + started, folder, script)
 
     def updates(self) -> list[float]:
         """Returns how many updates the present learner's host has made, at each report."""
@@ -100,8 +104,8 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     with Bridge() as bridge, moto_server(folder, GATEWAY) as url:
         aws(url, "s3").create_bucket(Bucket=BUCKET)
         fleet = Fleet(folder, bridge, url, user_data, {})
-        for name, number in {**NUMBERS, "actor2": 14}.items():
-            fleet.start(name, number)
+        for name in HOSTS:
+            fleet.start(name)
         # After the hosts: they wait for their keys.
         environment = {**os.environ, **CREDENTIALS, "AWS_ENDPOINT_URL": url}
         push = [sys.executable, "-m", "deploy.push_keys", "apex-jax"]
@@ -119,12 +123,14 @@ def test_hosts_find_each_other_by_encrypted_links_and_train(fleet: Fleet) -> Non
 
 
 def test_a_learner_on_a_new_host_goes_on_with_the_copy_in_the_bucket(fleet: Fleet) -> None:
-    wait_until(lambda: "learner/run_identity" in fleet.stored(), 100)
-    before = wait_until(lambda: [updates for updates in fleet.updates() if updates > 1000], 300)[-1]
-    wait_until(lambda: fleet.updates()[-1] > 2 * before, 300)  # of more than one copy
+    wait_until(lambda: any(name.startswith("learner/checkpoints/") for name in fleet.stored()), 300)
+    before = fleet.updates()[-1]
     fleet.boxes["learner"].switch_off()
-    fleet.start("learner", NUMBERS["learner"])
-    assert wait_until(fleet.updates, 300)[0] >= before
+    fleet.start("learner")
+    log = fleet.boxes["learner"].folder / "console.log"
+    resumed = wait_until(lambda: re.findall(r"resuming from the checkpoint at (\d+) updates", log.read_text()), 300)
+    assert int(resumed[0]) > 0
+    wait_until(lambda: fleet.updates()[-1] > 2 * before, 300)
 
 
 def test_all_hosts_end_with_the_run_and_its_results_are_in_the_bucket(fleet: Fleet) -> None:

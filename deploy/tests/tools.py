@@ -92,7 +92,9 @@ def rendered_user_data(folder: Path, *variables: str) -> dict[str, str]:
     copy = copy_of_terraform(folder)
     for test in (copy / "tests").glob("*.tftest.hcl"):
         test.unlink()
-    lines = "\n".join(f"  {line}" for line in (f'commit = "{COMMIT}"', *variables))
+    lines = "\n".join(
+        f"  {line}" for line in (f'commit = "{COMMIT}"', 'alarm_email = "someone@example.org"', *variables)
+    )
     (copy / "tests/render.tftest.hcl").write_text(
         'mock_provider "aws" {\n  source = "./tests/mocks"\n}\n'
         f"variables {{\n{lines}\n}}\n"
