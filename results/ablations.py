@@ -101,12 +101,13 @@ def main() -> None:
 
 
 def published_line(path: Path, config: Path, overrides: Sequence[str]) -> str | None:
-    """Returns the packed run of these settings in a published file, or None."""
+    """Returns the packed run of these settings, in whatever directory it ran, in a published file; or None."""
     loaded = load(config, list(overrides))
     settings = json.loads(json.dumps({name: value_of(loaded, name) for name in SETTINGS}))
     for line in path.read_text().splitlines(keepends=True) if path.exists() else []:
         ran = json.loads(line)["config"]
-        if ran == settings | {"actor.processes": settings["actor.processes"] or ran["actor.processes"]}:  # 0: automatic
+        chosen = {name: ran[name] for name in ("run_directory", "actor.processes") if name in ran}  # by each start
+        if ran == settings | chosen:
             return line
     return None
 
