@@ -22,7 +22,7 @@ from collections import defaultdict
 from typing import Any, ClassVar
 
 import numpy as np
-from scipy.stats import spearmanr
+from scipy.stats import spearmanr  # type: ignore[import-untyped]
 
 import apex_jax.replay.replay
 from apex_jax.main import main as train
@@ -121,7 +121,7 @@ def by_part(buffer: WatchedBuffer) -> dict[str, list[float]]:
 
 def main() -> int:
     """Trains; prints what was seen. Returns the exit code."""
-    apex_jax.replay.replay.ReplayBuffer = WatchedBuffer  # type: ignore[misc]
+    apex_jax.replay.replay.ReplayBuffer = WatchedBuffer  # type: ignore[attr-defined,misc]
     sys.argv.append("processes=one")
     code = train()
     if WatchedBuffer.made:
