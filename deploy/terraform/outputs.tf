@@ -11,11 +11,6 @@ output "estimated_usd" {
   )
 }
 
-output "choices" {
-  description = "The variables of the newest apply, but running and delete_results, as a .tfvars file: commands read it."
-  value       = join("", [for name, value in local.choices : "${name} = ${jsonencode(value)}\n"])
-}
-
 output "commands" {
   description = "Commands for daily use, ready to paste in the repository's root."
   value = {
@@ -25,28 +20,16 @@ output "commands" {
     shell   = "aws ssm start-session --region ${var.region} --target ${local.find_learner}"
     status  = "aws ssm start-session --region ${var.region} --target ${local.find_learner} --document-name AWS-StartPortForwardingSession --parameters portNumber=${local.ports.status},localPortNumber=${local.ports.status}  # then python main.py status tcp://127.0.0.1:${local.ports.status}"
     fetch   = "AWS_REGION=${var.region} python main.py storage pull ${local.run_url} ${var.run} && aws s3 sync ${local.run_url}/results ${var.run} --region ${var.region}"
-    actors  = "terraform -chdir=deploy/terraform apply ${local.same_choices} -var actor_hosts=N"
-    stop    = "terraform -chdir=deploy/terraform apply ${local.same_choices} -var running=false"
+    actors  = "terraform -chdir=deploy/terraform apply -var actor_hosts=N"
+    stop    = "terraform -chdir=deploy/terraform apply -var running=false"
     wait    = "(while hosts=$(${local.find_hosts}) || exit; [ -n \"$hosts\" ]; do sleep 10; done)  # after stop: until the last host has saved and gone"
     images  = "for image in $(aws ec2 describe-images --region ${var.region} --owners self --filters Name=tag:Project,Values=apex-jax --query \"Images[?Tags[?Key=='Commit'&&Value!='${var.commit}']].ImageId\" --output text); do aws ec2 deregister-image --region ${var.region} --delete-associated-snapshots --image-id $image; done  # removes the images of all other commits, also those that another fleet of this region runs"
-    destroy = "terraform -chdir=deploy/terraform apply ${local.same_choices} -var running=false -var delete_results=true && terraform -chdir=deploy/terraform destroy ${local.same_choices} -var delete_results=true  # after stop, wait and fetch: the results go, too, unless the bucket was given"
+    destroy = "terraform -chdir=deploy/terraform apply -var running=false -var delete_results=true && terraform -chdir=deploy/terraform destroy -var delete_results=true  # after stop, wait and fetch: the results go, too, unless the bucket was given"
   }
 }
 
 locals {
-  group_names  = values(aws_autoscaling_group.role)[*].name
-  same_choices = "-var-file=<(terraform -chdir=deploy/terraform output -raw choices)" # wherever they were given before
-  choices = {
-    name                    = var.name, region = var.region, size = var.size, commit = var.commit, run = var.run, task = var.task
-    config_file             = var.config_file
-    settings                = var.settings, ladder_environments = var.ladder_environments, evaluator = var.evaluator
-    actor_hosts             = var.actor_hosts
-    actor_host_environments = var.actor_host_environments, actor_spot_percentage = var.actor_spot_percentage
-    instance_types          = var.instance_types, volume_gib = var.volume_gib, tags = var.tags
-    bucket                  = var.bucket, bucket_kms_key_arn = var.bucket_kms_key_arn
-    alarm_email             = var.alarm_email
-    zone_names              = var.zone_names
-  }
+  group_names = values(aws_autoscaling_group.role)[*].name
   find_hosts = format(
     "aws ec2 describe-instances --region %s --filters Name=tag:Fleet,Values=%s Name=instance-state-name,Values=pending,running,stopping,shutting-down --query 'Reservations[].Instances[].InstanceId' --output text",
     var.region, var.name

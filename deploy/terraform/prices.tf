@@ -1,5 +1,6 @@
 # What a fleet costs, roughly. Prices change: these are list prices of us-east-1 for Linux on demand, in US dollars,
-# entered by hand for 2026-11. Other regions cost up to 1.5 times as much.
+# entered by hand for 2026-11. Other regions cost up to 1.5 times as much. Not counted: the bucket, metrics, logs and
+# requests, some 0.02 an hour, and traffic between zones (README.md has an example).
 
 locals {
   hourly_usd = {
@@ -17,38 +18,16 @@ locals {
   spot_share   = 0.4 # of the on-demand price; an assumption, because spot prices change
 
   hosts              = { replay = 1, learner = 1, actor = local.actor_hosts, evaluator = var.evaluator ? 1 : 0 }
-  hosts_in_all       = sum(values(local.hosts))
   spot_percentage_of = { replay = 0, learner = 0, actor = var.actor_spot_percentage, evaluator = 100 }
   instances_usd = sum([
     for role in local.roles : local.hosts[role] * lookup(local.hourly_usd, local.instance_types[role][0], 0) *
     (1 - (1 - local.spot_share) * local.spot_percentage_of[role] / 100)
   ])
 
-  # The program's figures (docs/scaling.md): bytes of the paper's parameters; of a transition at most; transitions a
-  # second of one of the paper's environments. A checkpoint holds the parameters, the target's, and two moments. Traffic
-  # between zones is not in here (README.md has an example).
-  weights_gb    = 0.0132
-  experience_gb = local.actor_hosts * local.actor_host_environments * 35 * 192 * 3600 / 1e9 # in an hour
-
-  # The bucket holds what is replaced for another day, and checkpoints, one in 5 minutes, for a week (storage.tf).
-  bucket_gb = 24 * local.experience_gb + 7 * 24 * 12 * 4 * local.weights_gb
-
   endpoints_usd = 0.01 * length(local.api_actions) * length(local.zone_names)
-  # Of each 1,000: of a host 60 reports an hour to CloudWatch, and, unless it is an actor, 100 writes to S3.
-  requests_usd   = (60 * 0.01 * local.hosts_in_all + 100 * 0.005 * (local.hosts_in_all - local.actor_hosts)) / 1000
-  metered_hourly = local.instances_usd + local.endpoints_usd + local.requests_usd
-
-  # Paid also by a stopped fleet: KMS key, private zone, 80 GB of snapshots of the two images.
-  stopped_month = 1 + 0.5 + 80 * 0.05
-  # A host logs some 0.05 GB, which are written, kept, and sent through an endpoint.
-  names_in_all = length([for role, hosts in local.hosts : role if hosts > 0])
-  running_month = local.stopped_month + local.month_hours * local.metered_hourly + sum([
-    0.08 * sum([for role in local.roles : local.hosts[role] * local.volume_gib[role]]), # disks
-    0.3 * 4 * local.names_in_all,                                                       # reported metrics
-    0.1 * 19,                                                                           # metrics that alarms read
-    0.05 * local.hosts_in_all * (0.5 + 0.03 + 0.01),
-    0.023 * local.bucket_gb,
-  ])
+  disks_month   = 0.08 * sum([for role in local.roles : local.hosts[role] * local.volume_gib[role]])
+  stopped_month = 1 + 0.5 + 80 * 0.05 # a stopped fleet pays them, too: KMS key, private zone, 80 GB of the images' snapshots
+  running_month = local.stopped_month + local.disks_month + local.month_hours * (local.instances_usd + local.endpoints_usd)
 
   estimated_usd = {
     hour          = format("%.2f", local.running_month / local.month_hours)

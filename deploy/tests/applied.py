@@ -17,18 +17,18 @@ from deploy.tests.tools import COMMIT, REGION, Terraform, aim_at_moto, aws, copy
 from tests.rigs.processes import ROOT
 
 NAME = "apex-test"
-# moto has no instance refresh: deploy/terraform/README.md lists what is not shown here.
-VARIABLES = [f"-var=name={NAME}", f"-var=commit={COMMIT}", "-var=alarm_email=someone@example.org"]
+VARIABLES = f'name = "{NAME}"\ncommit = "{COMMIT}"\nalarm_email = "someone@example.org"\n'
 
 
 class Fleet:
-    """The configuration, applied to a moto server."""
+    """The configuration, applied to a moto server, which has no instance refresh: README.md lists what is not shown."""
 
     def __init__(self, folder: Path, url: str, region: str = REGION):
         self.url, self.region = url, region
         self.images = make_images(url, region)
         copy = copy_of_terraform(folder)
         aim_at_moto(copy, url)
+        (copy / "fleet.auto.tfvars").write_text(f'{VARIABLES}region = "{region}"\n')
         self.terraform = Terraform(copy)
         self.terraform.init()
         self.said: list[str] = []  # by the newest apply or destroy
@@ -50,11 +50,8 @@ class Fleet:
         self._change("destroy", *variables, codes=codes)
 
     def _change(self, action: str, *variables: str, codes: tuple[int, ...] = (0,)) -> None:
-        arguments = ("-auto-approve", "-input=false", "-no-color", *self._given(*variables))
+        arguments = ("-auto-approve", "-input=false", "-no-color", *variables)
         self.said = self.terraform.run(action, *arguments, seconds=900, codes=codes).splitlines()
-
-    def _given(self, *variables: str) -> tuple[str, ...]:
-        return (*VARIABLES, f"-var=region={self.region}", *variables)
 
     def times(self, resources: str, event: str) -> list[int]:
         """Returns when, in the newest apply or destroy, the event befell each of the resources."""
@@ -62,7 +59,7 @@ class Fleet:
 
     def plan(self, *variables: str, codes: tuple[int, ...] = (0, 2)) -> str:
         """Returns the plan; empty if there are no changes; with the exit code 1, the errors."""
-        arguments = ("-detailed-exitcode", "-input=false", "-no-color", *self._given(*variables))
+        arguments = ("-detailed-exitcode", "-input=false", "-no-color", *variables)
         said = self.terraform.run("plan", *arguments, codes=codes)
         if 1 in codes:
             return said

@@ -256,7 +256,7 @@ def test_end_of_the_run_leaves_no_instance_and_an_apply_starts_none(fleet: Fleet
         scaling.set_desired_capacity(AutoScalingGroupName=f"{NAME}-{role}", DesiredCapacity=hosts)
 
 
-def test_plan_that_forgets_the_region_is_refused_and_printed_commands_know_it(fleet: Fleet) -> None:
+def test_plan_of_another_region_is_refused(fleet: Fleet) -> None:
     said = " ".join(fleet.plan("-var=region=us-east-1", codes=(1,)).split())
     assert f"This state is of the fleet {NAME} in {REGION}" in said
 

@@ -227,12 +227,6 @@ def test_fetched_results_replace_no_file_of_the_host_and_stay_in_the_run_directo
     assert files_in(tmp_path / "new") == {"metrics/replay.jsonl": "older"}
 
 
-def test_actors_and_machines_without_a_bucket_keep_their_results() -> None:
-    nowhere = {"AWS_ENDPOINT_URL": "http://127.0.0.1:9", "APEX_JAX_RUN": "/nowhere"}
-    for more in ({"APEX_JAX_ROLE": "actor", "APEX_JAX_STORAGE": "s3://b/runs/a"}, {"APEX_JAX_ROLE": "learner"}):
-        assert run("deploy.host.results", "copy", **nowhere, **more).returncode == 0
-
-
 def test_unreachable_bucket_is_reported_by_results(url: str, tmp_path: Path) -> None:
     done = run("deploy.host.results", "fetch", **of_a_run(url, "no-such-bucket", tmp_path, "replay"))
     assert done.returncode == 1

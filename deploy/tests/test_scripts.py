@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 from deploy.tests.tools import DEPLOY, rendered_user_data
 from tests.rigs.processes import ROOT
@@ -82,10 +83,6 @@ def unit_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def unit_name(path: Path, role: str) -> str:
-    return path.name.replace("@.", f"@{role}.")
-
-
 @pytest.mark.parametrize("role", ROLES)
 def test_units_pass_systemd_analyze_verify(unit_root: Path, role: str) -> None:
     analyze = tool("systemd-analyze")
@@ -95,23 +92,9 @@ def test_units_pass_systemd_analyze_verify(unit_root: Path, role: str) -> None:
         target.mkdir(parents=True)
         for name in ("network-online.target", "multi-user.target", "timers.target", "sysinit.target", "basic.target"):
             shutil.copy(system / name, target)
-    names = [unit_name(path, role) for path in UNITS]
+    names = [path.name.replace("@.", f"@{role}.") for path in UNITS]
     code, said = say(analyze, "verify", "--man=no", "--recursive-errors=no", f"--root={unit_root}", *names)
     assert (code, [line for line in said.splitlines() if "apex-" in line]) == (0, []), said
-
-
-SERVICES = {unit_name(path, role) for path in UNITS if path.suffix == ".service" for role in ("actor", "learner")}
-
-
-@pytest.mark.parametrize("name", sorted(SERVICES))
-def test_unit_has_a_low_systemd_exposure_score(name: str, unit_root: Path) -> None:
-    """Systemd's own measure of exposure, 0 (none) to 10; a service without any hardening has 9.6."""
-    limit = "50" if "boot" in name else "40"
-    code, said = say(
-        tool("systemd-analyze"), "security", "--offline=true", f"--root={unit_root}", f"--threshold={limit}",
-        "--no-pager", name,
-    )  # fmt: skip
-    assert code == 0, said.splitlines()[-1:] + said.splitlines()[:40]
 
 
 def setting(unit: str, key: str) -> list[str]:
@@ -146,8 +129,6 @@ def user_data(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 @pytest.mark.terraform
 @pytest.mark.parametrize("role", ROLES)
 def test_user_data_has_the_settings_that_the_unit_needs(user_data: dict[str, str], role: str) -> None:
-    import yaml
-
     assert user_data[role].startswith("#cloud-config\n")
     data = yaml.safe_load(user_data[role])
     files = {file["path"]: file for file in data["write_files"]}
@@ -168,8 +149,6 @@ def test_user_data_has_the_settings_that_the_unit_needs(user_data: dict[str, str
 @pytest.mark.parametrize("role", ROLES)
 def test_output_of_every_unit_of_a_host_is_collected(user_data: dict[str, str], role: str) -> None:
     """A host that Session Manager cannot reach can only be diagnosed by this."""
-    import yaml
-
     files = {file["path"]: file["content"] for file in yaml.safe_load(user_data[role])["write_files"]}
     agent = json.loads(files["/opt/aws/amazon-cloudwatch-agent/etc/apex-jax.json"])
     collected = agent["logs"]["logs_collected"]["files"]["collect_list"]
@@ -186,24 +165,6 @@ def test_output_of_every_unit_of_a_host_is_collected(user_data: dict[str, str], 
             kind, _, path = output.replace("%i", role).partition(":")
             assert kind == "append", service  # what was said before a restart stays
             assert path in paths, service
-
-
-@pytest.mark.terraform
-@pytest.mark.parametrize("role", ROLES)
-def test_settings_of_the_user_data_are_keys_of_the_program(user_data: dict[str, str], role: str) -> None:
-    assert "seed: 3" in config_of(user_data[role])
-
-
-def config_of(user_data: str) -> str:
-    """Returns the configuration that main.py makes of the command line of the role's unit."""
-    import yaml
-
-    environment = environment_of(yaml.safe_load(user_data)["write_files"][0]["content"])
-    role, config = environment["APEX_JAX_ROLE"], environment["APEX_JAX_CONFIG"]
-    settings = environment["APEX_JAX_SETTINGS"].split()
-    code, said = say(sys.executable, "main.py", "--role", role, "--config", config, *settings, "--print-config")
-    assert code == 0, said
-    return said
 
 
 def environment_of(text: str) -> dict[str, str]:

@@ -50,11 +50,6 @@ def test_terraform_test(terraform: Terraform, file: str) -> None:
     assert re.search(r"^Success! [1-9]\d* passed, 0 failed\.", said, re.MULTILINE), said
 
 
-def test_printed_commands_know_every_variable_but_those_that_they_set() -> None:
-    choices = (TERRAFORM / "outputs.tf").read_text().partition("choices = {")[2].partition("}")[0]
-    assert {*re.findall(r"= var\.(\w+)", choices)} == {*blocks("variable")} - {"running", "delete_results"}
-
-
 GUIDE = (TERRAFORM / "README.md").read_text()
 BLOCKS = "".join(re.findall(r"```bash\n(.*?)```", GUIDE, re.DOTALL))
 COMMANDS = [*re.findall(r"`([^`\n]+)`", GUIDE), *BLOCKS.splitlines()]

@@ -35,14 +35,6 @@ run "every_role_is_watched_and_the_end_ends_every_group" {
     error_message = "Two hours without a learner end groups: a mail, and the policies, of which the mocked provider makes one."
   }
   assert {
-    condition = { for name, alarm in aws_cloudwatch_metric_alarm.full : name => "${alarm.namespace} ${alarm.metric_name}" } == {
-      learner-disk  = "ApexJax/apex-jax/learner DiskUsedPercent"
-      replay-memory = "ApexJax/apex-jax/replay MemoryUsedPercent"
-      replay-disk   = "ApexJax/apex-jax/replay DiskUsedPercent"
-    }
-    error_message = "Memory and disks that grow are watched."
-  }
-  assert {
     condition = { for name, alarm in aws_cloudwatch_metric_alarm.end : name => alarm.evaluation_periods } == {
       actor = 3, replay = 5, evaluator = 40, learner = 42
     }

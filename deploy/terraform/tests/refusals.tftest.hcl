@@ -91,13 +91,3 @@ run "first_zone_has_a_type_of_the_learner" {
   }
   expect_failures = [terraform_data.rules]
 }
-
-run "ladder_has_a_place_for_each_environment_of_a_host" {
-  command = plan
-
-  variables {
-    ladder_environments     = 7
-    actor_host_environments = 8
-  }
-  expect_failures = [terraform_data.rules]
-}
