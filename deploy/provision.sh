@@ -35,24 +35,16 @@ parse() {
     [ "$(id -u)" = 0 ] || fail "this needs root: sudo $0 ..."
 }
 
-# apt-get, but waits while another process holds the lock: a fresh machine installs updates for some minutes.
-apt_get() {
-    local said tries=60
-    said=$(mktemp)
-    until LC_ALL=C DEBIAN_FRONTEND=noninteractive apt-get -q -o DPkg::Lock::Timeout=300 "$@" 2>"$said"; do
-        cat "$said" >&2
-        { grep -q "[Cc]ould not get lock" "$said" && [ $((tries -= 1)) -gt 0 ]; } || fail "apt-get $* failed, see above"
-        sleep 5
-    done
-    rm "$said"
+apt_get() { # waits for the lock of another one: a fresh machine installs updates for some minutes
+    DEBIAN_FRONTEND=noninteractive apt-get -q -o DPkg::Lock::Timeout=300 "$@" || fail "apt-get $* failed, see above"
 }
 
 # Installs only missing packages, so that a complete machine needs no network.
 install_packages() {
-    local missing=()
-    command -v git >/dev/null || missing+=(git)
-    command -v curl >/dev/null || missing+=(curl)
-    command -v logrotate >/dev/null || missing+=(logrotate)
+    local program missing=()
+    for program in git curl logrotate; do
+        command -v "$program" >/dev/null || missing+=("$program")
+    done
     [ -e /etc/ssl/certs/ca-certificates.crt ] || missing+=(ca-certificates)
     /usr/bin/python3 -c 'import ensurepip, venv' 2>/dev/null || missing+=(python3-venv)
     if [ "$log_agent" = yes ]; then

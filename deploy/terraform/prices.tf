@@ -12,7 +12,6 @@ locals {
     "c7i.2xlarge" = 0.357, "c6i.2xlarge" = 0.34, "c7a.2xlarge" = 0.4106, "c6a.2xlarge" = 0.306
     "m7i.xlarge"  = 0.2016, "m6i.xlarge" = 0.192, "m7i.2xlarge" = 0.4032, "m6i.2xlarge" = 0.384
   }
-  price_region = "us-east-1"
   prices_known = alltrue([for role in local.roles : contains(keys(local.hourly_usd), local.instance_types[role][0])])
   month_hours  = 730
   spot_share   = 0.4 # of the on-demand price; an assumption, because spot prices change

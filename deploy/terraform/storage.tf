@@ -67,30 +67,11 @@ resource "aws_s3_bucket_lifecycle_configuration" "results" {
     abort_incomplete_multipart_upload {
       days_after_initiation = 1
     }
-    noncurrent_version_expiration { # an overwritten checkpoint can be restored for a week
-      noncurrent_days = 7
+    noncurrent_version_expiration { # most objects are replaced every few minutes
+      noncurrent_days = 1
     }
     expiration {
       expired_object_delete_marker = true
-    }
-  }
-
-  dynamic "rule" { # many of these objects are replaced every few minutes; if rules overlap, S3 applies the shorter time
-    for_each = toset(["replay", "results"])
-
-    content {
-      id     = "old-${rule.value}"
-      status = "Enabled"
-
-      filter {
-        prefix = "${local.run_prefix}/${rule.value}/"
-      }
-      abort_incomplete_multipart_upload {
-        days_after_initiation = 1
-      }
-      noncurrent_version_expiration {
-        noncurrent_days = 1
-      }
     }
   }
 

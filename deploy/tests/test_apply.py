@@ -162,10 +162,9 @@ def assert_bucket_is_protected(fleet: Fleet) -> None:
     assert rule["ApplyServerSideEncryptionByDefault"] == encryption
     (statement,) = json.loads(s3.get_bucket_policy(Bucket=bucket)["Policy"])["Statement"]
     assert (statement["Effect"], statement["Condition"]) == ("Deny", {"Bool": {"aws:SecureTransport": "false"}})
-    rules = s3.get_bucket_lifecycle_configuration(Bucket=bucket)["Rules"]
-    assert {one["AbortIncompleteMultipartUpload"]["DaysAfterInitiation"] for one in rules} == {1}
-    days = {one["Filter"]["Prefix"]: one["NoncurrentVersionExpiration"]["NoncurrentDays"] for one in rules}
-    assert days == {"": 7, "runs/run-1/replay/": 1, "runs/run-1/results/": 1}
+    (rule,) = s3.get_bucket_lifecycle_configuration(Bucket=bucket)["Rules"]
+    assert rule["AbortIncompleteMultipartUpload"] == {"DaysAfterInitiation": 1}
+    assert rule["NoncurrentVersionExpiration"] == {"NoncurrentDays": 1}
 
 
 def test_endpoints_allow_this_account_the_actions_of_the_roles_and_no_other(fleet: Fleet) -> None:

@@ -36,13 +36,13 @@ def folder(tmp_path: Path) -> Iterator[Path]:
     (tmp_path / "codes").unlink(missing_ok=True)
 
 
-def keep(folder: Path, codes: str = "", *arguments: str, **environment: str) -> subprocess.Popen[str]:
+def keep(folder: Path, codes: str = "", *arguments: str) -> subprocess.Popen[str]:
     (folder / "codes").write_text("\n".join(codes.split()))
     path = f"{folder}:{os.environ['PATH']}"
     return subprocess.Popen(
         [str(DEPLOY / "keep"), "role", "bash", "-c", ROLE, "role", *arguments],
         cwd=folder,
-        env={**os.environ, "PATH": path, **environment},
+        env={**os.environ, "PATH": path},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -59,14 +59,6 @@ def test_failed_role_is_started_again_unless_that_is_in_vain(folder: Path, codes
     assert process.returncode == code
     assert (folder / "starts").read_text().count("start") == starts
     assert errors.count("starting it again in") == starts - 1
-
-
-@pytest.mark.quick
-def test_failures_can_be_limited(folder: Path) -> None:
-    process = keep(folder, "1 1 1 1", KEEP_TRIES="3")
-    process.communicate(timeout=60)
-    assert process.returncode == 1
-    assert (folder / "starts").read_text().count("start") == 3
 
 
 @pytest.mark.quick

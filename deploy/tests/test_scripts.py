@@ -134,7 +134,7 @@ def test_user_data_has_the_settings_that_the_unit_needs(user_data: dict[str, str
     files = {file["path"]: file for file in data["write_files"]}
     assert set(files) == {"/etc/apex-jax/environment", "/opt/aws/amazon-cloudwatch-agent/etc/apex-jax.json"}
     assert files["/etc/apex-jax/environment"]["permissions"] == "0640"
-    environment = environment_of(files["/etc/apex-jax/environment"]["content"])
+    environment = dict(re.findall(r'^(\w+)="(.*)"$', files["/etc/apex-jax/environment"]["content"], re.MULTILINE))
     assert environment["APEX_JAX_ROLE"] == role
     assert f"{role}.secret" in environment["APEX_JAX_KEY_FILES"].split()
     assert yaml.safe_load(files["/opt/aws/amazon-cloudwatch-agent/etc/apex-jax.json"]["content"])["logs"]
@@ -153,9 +153,7 @@ def test_output_of_every_unit_of_a_host_is_collected(user_data: dict[str, str], 
     agent = json.loads(files["/opt/aws/amazon-cloudwatch-agent/etc/apex-jax.json"])
     collected = agent["logs"]["logs_collected"]["files"]["collect_list"]
     assert {one["log_group_name"] for one in collected} == {f"/apex-jax/apex-jax/{role}"}
-    assert len({one["log_stream_name"] for one in collected}) == len(
-        collected
-    )  # two files in one would mix their order
+    assert len({one["log_stream_name"] for one in collected}) == len(collected)  # two files in one would mix
     paths = {one["file_path"] for one in collected}
     services = [path.name for path in UNITS if path.suffix == ".service"]
     assert len(services) == 4
@@ -165,8 +163,3 @@ def test_output_of_every_unit_of_a_host_is_collected(user_data: dict[str, str], 
             kind, _, path = output.replace("%i", role).partition(":")
             assert kind == "append", service  # what was said before a restart stays
             assert path in paths, service
-
-
-def environment_of(text: str) -> dict[str, str]:
-    """Reads an environment file as systemd does: KEY="value" lines."""
-    return dict(re.findall(r'^(\w+)="(.*)"$', text, re.MULTILINE))

@@ -159,9 +159,8 @@ def test_fleet_of_three_machines_survives_the_loss_of_each_is_stopped_and_resume
         wait_until(lambda: values(run, "replay", "replay/actors")[-1:] == [2.0])
 
     assert fleet(file, "start")[0] == 0
-    assert {path.name for path in (lab["box2"].folder / "home/apex_jax_fleet/keys").glob("*.secret")} == {
-        "actor.secret"
-    }
+    keys = lab["box2"].folder / "home/apex_jax_fleet/keys"
+    assert [path.name for path in keys.glob("*.secret")] == ["actor.secret"]
     wait_for_progress()
     wait_until(lambda: fleet(file, "status")[0] == 0)
     _, said = fleet(file, "status")
@@ -174,10 +173,8 @@ def test_fleet_of_three_machines_survives_the_loss_of_each_is_stopped_and_resume
         if name == "box1":
             assert fleet(file, "status")[0] == 1
         code, said = fleet(file, "start")
-        assert (code, said.count("is started"), said.count("runs already")) == (
-            0,
-            *((3, 2) if name == "box1" else (1, 4)),
-        )
+        started, ran = (3, 2) if name == "box1" else (1, 4)
+        assert (code, said.count("is started"), said.count("runs already")) == (0, started, ran)
         wait_for_progress()
         assert checkpoints(run) >= before
 

@@ -30,12 +30,7 @@ CREDENTIALS = {
     "AWS_REGION": REGION,
     "AWS_EC2_METADATA_DISABLED": "true",
 }
-PROVIDER_FOLDERS = (
-    "/opt/*",
-    "/usr/local/share/terraform/*",
-    "/usr/share/terraform/*",
-    str(Path.home() / ".terraform.d/*"),
-)
+PROVIDER_FOLDERS = ("/opt/*", "/usr/local/share/terraform/*", "/usr/share/terraform/*", f"{Path.home()}/.terraform.d/*")
 SERVICES = (
     "autoscaling", "cloudwatch", "ec2", "iam", "kms", "logs", "route53", "s3", "servicediscovery", "sns",
     "ssm", "sts",

@@ -16,10 +16,6 @@ mock_data "aws_s3_bucket" {
   defaults = { region = "us-east-1" }
 }
 
-mock_data "aws_iam_policy_document" {
-  defaults = { json = "{}" }
-}
-
 mock_resource "aws_kms_key" {
   defaults = { arn = "arn:aws:kms:us-east-1:123456789012:key/00000000-0000-0000-0000-000000000000" }
 }
