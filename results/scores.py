@@ -6,7 +6,8 @@ of the task; env_step counts emulator frames; the metrics are "return", the mean
 "minutes", when it ended.
 
 The tables in results/README.md and README.md, between two comments, have a line for each file in rows.yaml: the mean of
-the last evaluations of all its runs, the lowest and the highest of them, and when each run first reached a mark.
+the last evaluations of all its runs, the lowest and the highest of them, and when each run first reached a mark. Another
+table of README.md has a line for each race in results/race/.
 """
 
 from __future__ import annotations
@@ -26,11 +27,13 @@ import yaml
 
 from apex_jax.plotting.curves import Run, read_packed
 from apex_jax.run.evaluations import return_text
+from benchmarks.race import NEVER, OURS, groups_of, seconds_to
 
 FOLDER = Path(__file__).parent
 FILE = FOLDER / "scores.csv"
 PAGE, SHORT_PAGE = FOLDER / "README.md", FOLDER.parent / "README.md"
 BEGIN, END = "<!-- made by python -m results.scores -->\n", "<!-- end -->\n"
+BEGIN_OF_RACES = "<!-- races, made by python -m results.scores -->\n"
 HEADER = ("exp_name", "env_name", "seed", "metric", "env_step", "value")
 
 
@@ -69,16 +72,21 @@ def main() -> None:
 
 def pages() -> dict[Path, str]:
     """Returns what each file should hold."""
-    return {FILE: table(), PAGE: with_table(PAGE, results_table(rows())), SHORT_PAGE: with_table(SHORT_PAGE, short())}
+    short_page = with_table(SHORT_PAGE.read_text(), short())
+    return {
+        FILE: table(),
+        PAGE: with_table(PAGE.read_text(), results_table(rows())),
+        SHORT_PAGE: with_table(short_page, races(), BEGIN_OF_RACES),
+    }
 
 
-def with_table(page: Path, lines: str) -> str:
+def with_table(page: str, lines: str, begin: str = BEGIN) -> str:
     """Returns the text of a page with the table between its two comments."""
-    before, begin, rest = page.read_text().partition(BEGIN)
+    before, found, rest = page.partition(begin)
     _, end, after = rest.partition(END)
-    assert begin, f"{page} lacks {BEGIN}"
-    assert end, f"{page} lacks {END}"
-    return before + BEGIN + lines + END + after
+    assert found, f"the page lacks {begin}"
+    assert end, f"the page lacks {END}"
+    return before + begin + lines + END + after
 
 
 # The tables ----------------------------------------------------------------------------------------------------------
@@ -113,6 +121,26 @@ def short() -> str:
             name = row.task.replace("](#", "](results/README.md#")
             cells = [name, row.command, row.machine, str(len(runs)), f"{minutes:.0f}", last(runs)]
             lines.append("| " + " | ".join([*cells, "; ".join(filter(None, [reached(row, runs), row.remark]))]) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def races() -> str:
+    """Returns the table of the races, for README.md; the fastest is bold."""
+    tasks = yaml.safe_load((FOLDER.parent / "benchmarks" / "race.yaml").read_text())["tasks"]
+    lines = ["| the median run's seconds to | apex_jax | others |", "|---|---|---|"]
+    for path in sorted((FOLDER / "race").glob("*.jsonl")):
+        mark, groups = tasks[path.stem]["mark"], groups_of(path)
+        found = {group.label: seconds_to(group.runs, mark) for group in groups}
+        first = min(float(np.median(seconds)) for seconds in found.values())
+        cells = [f"[{path.stem}](results/race/{path.stem}.md): {_text(mark)}", "", ""]
+        for name, seconds in found.items():
+            median = float(np.median(seconds))
+            text = "never" if median == NEVER else f"**{median:.0f}**" if median == first else f"{median:.0f}"
+            late = f" ({seconds.count(NEVER)} of {len(seconds)} never)" if NEVER in seconds and median < NEVER else ""
+            words = f"{text}{late} ({name.partition(', ')[2]})" if name.startswith(OURS) else f"{name} {text}{late}"
+            column = 1 if name.startswith(OURS) else 2
+            cells[column] = ", ".join(filter(None, [cells[column], words]))
+        lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
 
 
