@@ -6,8 +6,8 @@ of the task; env_step counts emulator frames; the metrics are "return", the mean
 "minutes", when it ended.
 
 The tables in results/README.md and README.md, between two comments, have a line for each file in rows.yaml: the mean of
-the last evaluations of all its runs, the lowest and the highest of them, and when each run first reached a mark. Another
-table of README.md has a line for each race in results/race/.
+the last evaluations of all its runs, the lowest and the highest of them, and when each run first reached a mark.
+Another table of README.md has a line for each race in results/race/.
 """
 
 from __future__ import annotations
