@@ -123,7 +123,7 @@ UNITS = {"running": "active", "ended": "inactive", "stopped": "inactive"}  # the
 
 @pytest.mark.parametrize(("name", "unit", "status", "healthy", "finished"), [
     ("replay", "running", STATUS, 1, 0),
-    ("another", "running", {**STATUS, "errors": ["cannot write the journal"]}, 0, 0),
+    ("another", "running", {**STATUS, "problems": ["cannot write the journal"]}, 0, 0),
     ("actor", "running", None, 0, 0),
     ("learner", "ended", None, 1, 1),
     ("evaluator", "stopped", None, 0, 0),
