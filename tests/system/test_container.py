@@ -1,6 +1,6 @@
 """The container without an engine: its files agree with the program, and a fleet as in compose.yaml trains.
 
-deploy/tests/test_container.py carries out the Dockerfile.
+deploy/tests/test_manifests.py reads them with tools of their own.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ OF_ONE_RUN = ("seed", "run_directory", "actor.processes", "addresses.")  # by de
 @pytest.mark.parametrize("path", scores.packed_files(), ids=lambda path: path.stem)
 def test_published_file_holds_runs_that_plot_reads(path: Path) -> None:
     for published in read_packed(path):
-        assert published.evaluation.returns.size > (0 if path.parent.name == "gpu" else 3)  # runs of two minutes
+        assert published.evaluation.returns.size > (0 if path.parent.name == "gpu" else 2)  # runs of two minutes
         assert re.search(r"-v\d$|-MinAtar$|:CarRacing$", published.task)
 
 

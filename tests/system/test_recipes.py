@@ -19,7 +19,7 @@ PAGE, RECIPES, GPU = (Page(ROOT / name) for name in ("README.md", "docs/recipes.
 ELSEWHERE = {  # the first words of other commands -> where they are tested
     ("make", "test"): ".ci/run",
     ("pip", "install"): "tests/system/test_package.py",
-    ("docker", "compose"): "deploy/tests/test_container.py",
+    ("docker", "compose"): "tests/system/test_container.py",
     ("python", "-m"): "tests/system/test_benchmarks.py",
     ("python", "examples/sweep.py"): "tests/system/test_examples.py",
     ("python", "examples/play.py"): "tests/system/test_examples.py",
