@@ -5,11 +5,13 @@ import errno
 import importlib
 import os
 import sys
+from collections.abc import Mapping
+from typing import Any
 
 from apex_jax.host.errors import RunError, UsageError, first_line
 from apex_jax.host.machine import FIX_OF_THREADS
 from apex_jax.host.output import outlast_full_disk, printed
-from apex_jax.host.program import CHECKOUT
+from apex_jax.host.program import CHECKOUT, NAME
 
 COMMANDS = {  # they train nothing, and each has a command line of its own
     "plot": "apex_jax.plotting.plot",
@@ -23,18 +25,27 @@ COMMANDS = {  # they train nothing, and each has a command line of its own
 }
 OF_THE_DISK = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EISDIR}
 MODULES = {"replay": "replay_server"}  # in apex_jax.workers; the other roles are named like their modules
+FIRST_COMMANDS = """Try one of these, or --help:
+  apex-jax --config walker                                two legs learn to walk, in two minutes
+  apex-jax environment.task=Breakout-v5 total_minutes=15  a game of Atari
+  apex-jax environment.task=gymnasium:my_file:MyEnv       your own environment"""
 
 
 def main() -> int:
     """Returns the exit code: 0 done, 1 failed, 2 wrong usage, 130, 141, 143 as after SIGINT, SIGPIPE, SIGTERM."""
     outlast_full_disk()
     try:
+        if NAME == "apex-jax" and len(sys.argv) == 1:
+            print(FIRST_COMMANDS)
+            return printed(0)
         if module := COMMANDS.get("".join(sys.argv[1:2])):
             return printed(int(importlib.import_module(module).run(sys.argv[2:])))
         from apex_jax.config.command_line import parse  # not at the top, so that Ctrl-C during the import is caught
         from apex_jax.config.load import to_yaml
 
-        command = parse(sys.argv[1:])
+        command = parse(sys.argv[1:], _preset_of)
+        if command.why:
+            print(command.why, file=sys.stderr, flush=True)
         if command.action == "print_config":
             print(to_yaml(command.config), end="")
             return printed(0)
@@ -88,3 +99,9 @@ def main() -> int:
         advice = "; make room, or choose another run_directory" if error.errno in OF_THE_DISK else ""
         print(f"error: {error}{advice}", file=sys.stderr)
         return 1
+
+
+def _preset_of(given: Mapping[str, Any]) -> Any:
+    from apex_jax.environments.preset import preset_of  # imported if a task is given, as above
+
+    return preset_of(given)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -21,8 +22,18 @@ from typing import Any, TypeAlias
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from apex_jax.config import Config
-from apex_jax.config.load import code_settings, config_file, config_path, load_run, load_with, parse_settings
+from apex_jax.config.load import (
+    DEFAULT_CONFIG,
+    code_settings,
+    config_file,
+    config_path,
+    is_file,
+    load_run,
+    load_with,
+    parse_settings,
+)
 from apex_jax.device import check_device, choose_device, keep_compiled_programs
+from apex_jax.environments.preset import preset_of
 from apex_jax.host.errors import RunError, UsageError
 from apex_jax.operations.progress import RunProgress
 from apex_jax.policy import Policy, load_policy
@@ -32,6 +43,7 @@ from apex_jax.run.provenance import check_resumable
 from apex_jax.workers import local, one_process
 
 POLL_SECONDS = 0.5  # between two looks at the evaluations of a run of many processes
+_TASK = re.compile(r"[A-Za-z0-9-]+-v[0-9]+")
 _training = threading.Lock()  # compiled programs, loggers and the log are those of the process
 
 
@@ -62,7 +74,7 @@ class Run:
 
 
 def train(
-    config: str | os.PathLike[str] = "atari_cpu",
+    config: str | os.PathLike[str] | None = None,
     *,
     callback: Callback | None = None,
     progress: bool = True,
@@ -70,8 +82,10 @@ def train(
 ) -> Run:
     """Trains until a limit of the run is reached, and returns the run.
 
-    `config`: a YAML file, or one of configs/ such as "cartpole"; `callback`: see `Callback`; `progress`: whether a bar
-    is shown; `settings`: as on the command line, those of a group as a mapping: `learner={"batch_size": 64}`.
+    `config`: a YAML file, one of configs/ such as "cartpole", or a task such as "gymnasium:my_file:MyEnv", for which it
+    is chosen by observations and actions; None: for `environment`'s task, or Pong; `callback`: see `Callback`;
+    `progress`: whether a bar is shown; `settings`: as on the command line, those of a group as a mapping:
+    `learner={"batch_size": 64}`.
 
     The run uses only this process, unless `processes="many"` asks for one for each role. Any thread may call it, one at
     a time. A run directory that has been trained before is resumed, so that a new trial needs its own `run_directory`.
@@ -86,9 +100,13 @@ def train(
         _training.release()
 
 
-def _train(config: str | os.PathLike[str], callback: Callback | None, progress: bool, settings: dict[str, Any]) -> Run:
+def _train(
+    config: str | os.PathLike[str] | None, callback: Callback | None, progress: bool, settings: dict[str, Any]
+) -> Run:
     given = parse_settings({"processes": "one", "page_port": -1, **settings})
-    checked = load_with(config_file(os.fspath(config)), given)
+    checked, why = _checked(None if config is None else os.fspath(config), given)
+    if why and progress:
+        print(why, flush=True)
     stop, failed = StopSignal(), list[BaseException]()
     with _system_errors_in_a_line(), _interrupt_stops(stop):
         check_resumable(checked)
@@ -107,6 +125,17 @@ def _train(config: str | os.PathLike[str], callback: Callback | None, progress: 
     if config_path(checked.directory).is_file():  # of a run that had been finished before: its own settings
         checked = load_run(checked.directory).replace(run_directory=checked.directory)
     return Run(checked, tuple(read_evaluations(checked.directory)))
+
+
+def _checked(config: str | None, given: dict[str, Any]) -> tuple[Config, str]:
+    """Returns the configuration that is named, or chosen for a task, and a line that says which was chosen."""
+    if config is not None and (":" in config or _TASK.fullmatch(config)) and not is_file(config_file(config)):
+        given.setdefault("environment.task", config)
+        config = None
+    if config is not None or "environment.task" not in given:
+        return load_with(DEFAULT_CONFIG if config is None else config_file(config), given), ""
+    preset = preset_of(given)
+    return load_with(config_file(preset.config), {**preset.settings, **given}), preset.why
 
 
 def _kept_for_later(callback: Callback | None, failed: list[BaseException]) -> Callback:

@@ -7,8 +7,8 @@ import difflib
 import os
 import re
 import textwrap
-from collections.abc import Sequence
-from typing import Literal, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, NamedTuple
 
 from apex_jax import __version__
 from apex_jax.config.keys import Config
@@ -16,6 +16,7 @@ from apex_jax.config.load import (
     CONFIG_NAME,
     DEFAULT_CONFIG,
     OWNERS,
+    Preset,
     closest,
     config_file,
     config_names,
@@ -44,10 +45,14 @@ class Command(NamedTuple):
     config: Config
     action: Literal["run", "print_config"]
     seeds: tuple[int, ...] = ()  # of a series of runs; `config` has the first one; empty = one run, with its seed
+    why: str = ""  # a line for the user: which configuration was chosen for the task
 
 
-def parse(argv: Sequence[str]) -> Command:
-    """Parses `argv`, without the program's name. Raises UsageError; exits with 0 after --help."""
+def parse(argv: Sequence[str], choose: Callable[[Mapping[str, Any]], Preset] | None = None) -> Command:
+    """Parses `argv`, without the program's name. Raises UsageError; exits with 0 after --help.
+
+    `choose`: see `apex_jax.environments.preset.preset_of`; called if the user names a task and no configuration.
+    """
     options, rest = _parser().parse_known_args(list(argv))
     for text in rest:
         if text.startswith("-"):
@@ -58,9 +63,12 @@ def parse(argv: Sequence[str]) -> Command:
             f"--name {options.name!r}: names a log file; use 1 to 64 letters, digits and _ . -, no . or - first"
         )
     given = parse_overrides(rest, options.role)
-    checkpoint = given.get("evaluator.checkpoint")
+    checkpoint, why = given.get("evaluator.checkpoint"), ""
     if checkpoint and options.role == "evaluator" and options.config is None:
         config = load_run_to_play(_run_of(checkpoint), given)
+    elif options.config is None and "environment.task" in given and choose is not None:
+        preset = choose(given)
+        config, why = load_with(config_file(preset.config), {**preset.settings, **given}), preset.why
     else:
         config = load_with(DEFAULT_CONFIG if options.config is None else config_file(options.config), given)
     if config.evaluator.checkpoint and options.role != "evaluator":
@@ -74,7 +82,7 @@ def parse(argv: Sequence[str]) -> Command:
     if seeds:
         _check_series(config, seeds)
     name = options.role if options.name is None else options.name
-    return Command(options.role, name, config, "print_config" if options.print_config else "run", seeds)
+    return Command(options.role, name, config, "print_config" if options.print_config else "run", seeds, why)
 
 
 def _without_seeds(texts: Sequence[str], role: str) -> tuple[list[str], tuple[int, ...]]:
@@ -136,7 +144,7 @@ def _parser() -> Parser:
     parser.add_argument(
         "--config",
         metavar="FILE",
-        help=f"YAML file, or {config_names()} (default: the checkpoint's, else {DEFAULT_CONFIG.stem})",
+        help=f"YAML file, or {config_names()} (default: the checkpoint's, or the one for the task)",
     )
     parser.add_argument("--version", action="version", version=f"apex-jax {__version__}", help="print it, and stop")
     parser.add_argument("--print-config", action="store_true", help="print the whole configuration as YAML, and stop")

@@ -15,6 +15,7 @@ import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple, get_args, get_type_hints
 
 from omegaconf import OmegaConf
@@ -81,6 +82,14 @@ GROUPS: dict[str, type] = {
 OWNERS: list[tuple[str, type]] = [("", Config), *GROUPS.items()]
 REMOVED = {"replay.servers": 1, "replay.index": 0, "learner.devices": 1}  # keys in files of earlier releases
 SETTINGS = {setting.name: setting for group, owner in OWNERS for setting in settings_of(owner, group)}
+
+
+class Preset(NamedTuple):
+    """A configuration that was chosen for a task, since the user named none."""
+
+    config: str  # in configs/, such as walker
+    settings: Mapping[str, Any] = MappingProxyType({})  # by key, in place of its own
+    why: str = ""  # a line for the user; empty = the default
 
 
 def config_names() -> str:

@@ -3,6 +3,7 @@
 environment                  the environments of a run, with the beginning and end of every episode marked
 task                         the observations and actions of a task
 tasks                        which tasks can be trained
+preset                       the configuration for a task, if the user names none
 envpool_package              EnvPool, without what it imports for one renderer
 envpool_tasks                tasks of EnvPool, and their observations of several parts as one vector
 gymnasium_tasks              any environment of Gymnasium

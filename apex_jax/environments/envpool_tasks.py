@@ -39,10 +39,10 @@ def describe(config: Config) -> EnvironmentSpec:
     observation, action = spec.gymnasium_observation_space, spec.gymnasium_action_space
     if spec.config.max_num_players > 1:
         raise UsageError(f"environment.task={task}: a game for several players; choose a task for one")
-    is_atari, is_pixels, actions = environment.is_atari, observation.dtype == np.uint8, action_spec(task, action)
+    is_atari, is_pixels = environment.is_atari, observation.dtype == np.uint8
+    action_spec(task, action)  # which refuses some
     if not is_atari and (environment.frame_stack, environment.frame_skip) != (1, 1):
-        fix = "set environment.frame_stack=1 environment.frame_skip=1"
-        fix = fix if actions.dtype == "int32" else f"use --config walker environment.task={task}"
+        fix = "leave --config out, which chooses one, or set environment.frame_stack=1 environment.frame_skip=1"
         raise UsageError(f"{task} has no frames to stack or skip: {fix}")
     if is_pixels and not is_atari:
         raise UsageError(f"environment.task={task}: this agent plays no pixel games but Atari's; choose one of those")

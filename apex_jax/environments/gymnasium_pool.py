@@ -33,8 +33,7 @@ from gymnasium.vector.async_vector_env import _async_worker
 from gymnasium.vector.utils import batch_space
 
 from apex_jax.config import Config, EnvironmentConfig
-from apex_jax.environments import gymnasium_tasks
-from apex_jax.environments.gymnasium_tasks import BEYOND, NOTES, BrokenEnvironment, make
+from apex_jax.environments.gymnasium_tasks import BEYOND, NOTES, BrokenEnvironment, Looked, described, look, make
 from apex_jax.environments.task import action_space
 from apex_jax.types import EnvironmentSpec
 
@@ -370,17 +369,32 @@ def _set(variables: dict[str, str | None]) -> None:
             os.environ[name] = value
 
 
-def describe(config: Config, is_tried: bool) -> EnvironmentSpec:
+_looked_before: dict[tuple[Any, ...], Looked] = {}  # by the arguments of `look`: for the next description alone
+
+
+def describe(config: Config, is_tried: bool, is_kept: bool = False) -> EnvironmentSpec:
     """Makes and closes an environment in a process of its own, and describes it; `is_tried`: makes some steps, too.
 
     So no code of a user runs in learner and replay server, and no process of an environment inherits a lock of this
-    one. Raises UsageError or BrokenEnvironment, see `gymnasium_tasks.describe`.
+    one. `is_kept`: the next description is of what this one has seen, since some environments take long to make. Raises
+    UsageError or BrokenEnvironment, see `gymnasium_tasks.describe`.
     """
-    task, seconds = config.environment.task, START_SECONDS + is_tried * TRIED_STEPS * STEP_SECONDS
-    what = f"was not made{' and stepped' * is_tried} within {seconds:.0f} s"
+    environment, steps = config.environment, TRIED_STEPS if is_tried else 0
+    arguments = environment.task, environment.settings, environment.observation_layout, config.seed
+    looked = _looked_before.pop(arguments, None)
+    if looked is None:
+        seconds = START_SECONDS + steps * STEP_SECONDS
+        looked = apart(look, (*arguments, steps), environment.task, seconds)
+    if is_kept:
+        _looked_before[arguments] = looked
+    return described(config, looked)
+
+
+def apart(function: Callable[..., Any], arguments: tuple[Any, ...], task: str, seconds: float) -> Any:
+    """Returns what a function returns in a process of its own. Raises its errors, and BrokenEnvironment if it hangs."""
     with fork_server() as context:
         receiver, sender = context.Pipe(duplex=False)
-        process = context.Process(target=leader(_send_description, sender, config, is_tried))
+        process = context.Process(target=leader(_send_result, sender, function, *arguments))
         process.start()
     sender.close()
     result = None
@@ -394,16 +408,20 @@ def describe(config: Config, is_tried: bool) -> EnvironmentSpec:
             code = process.exitcode
             end_groups([process], 0.0)
     if result is None:
-        what = what if code is None else f"ended its process, exit code {code}"
+        what = (
+            f"was not made and stepped within {seconds:.0f} s"
+            if code is None
+            else f"ended its process, exit code {code}"
+        )
         raise BrokenEnvironment(f"environment.task={task}: it {what}")
     if isinstance(result, Exception):
         raise result
     return result
 
 
-def _send_description(sender: Connection, config: Config, is_tried: bool) -> None:
+def _send_result(sender: Connection, function: Callable[..., Any], *arguments: Any) -> None:
     try:
-        result: Any = gymnasium_tasks.describe(config, TRIED_STEPS if is_tried else 0)
+        result: Any = function(*arguments)
     except Exception as error:
         result = error
     sender.send(result)

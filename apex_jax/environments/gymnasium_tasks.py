@@ -18,7 +18,7 @@ import socket
 import sys
 import traceback
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import gymnasium
 import numpy as np
@@ -31,7 +31,7 @@ from apex_jax.environments.task import action_bounds, action_spec, check_bounds,
 from apex_jax.host.errors import RunError, UsageError, first_line, short_repr
 from apex_jax.host.user_code import imported_module, reported
 from apex_jax.segment_codec import value_limits
-from apex_jax.types import ACTION_MASK, EnvironmentSpec, Part, valid_actions
+from apex_jax.types import ACTION_MASK, EnvironmentSpec, ImageSpec, Part, valid_actions
 
 PREFIX = "gymnasium:"
 MANY_STEPS = 10**9  # no time limit
@@ -48,64 +48,88 @@ class BrokenEnvironment(RunError):
     """An environment raised an exception, ended its process, or returned a value outside its spaces."""
 
 
+class Looked(NamedTuple):
+    """What a look at an environment shows, whatever the other settings of a run."""
+
+    frame_shape: tuple[int, ...]
+    frame_dtype: str
+    action_space: spaces.Space[Any]
+    parts: tuple[Part, ...] | None
+    is_masked: bool
+    image: ImageSpec | None  # None: its observations are vectors
+    frames_per_second: float | None  # None: it cannot be rendered
+    reading: str
+    caution: str
+    largest: float  # number in the observations of the steps that were tried
+
+
 def describe(config: Config, steps: int = 0) -> EnvironmentSpec:
-    """Makes an environment and describes it; raises the errors of `make`.
+    """Makes an environment and describes it; raises the errors of `look` and `described`."""
+    environment = config.environment
+    task, settings, layout = environment.task, environment.settings, environment.observation_layout
+    return described(config, look(task, settings, layout, config.seed, steps))
+
+
+def look(task: str, settings: str, layout: str, seed: int, steps: int = 0) -> Looked:
+    """Makes an environment and looks at it; raises the errors of `make`. Arguments as there.
 
     `steps`: random ones to try it with; then raises BrokenEnvironment, see `Adapted`.
     """
-    environment, task = config.environment, config.environment.task
-    adapted = make(task, environment.settings, seed=config.seed, layout=environment.observation_layout)
-    metadata, has_pixels = adapted.metadata or {}, adapted.image is not None
+    adapted = make(task, settings, seed=seed, layout=layout)
+    metadata, image = adapted.metadata or {}, adapted.image
     if adapted.num_actions and not adapted.is_masked:  # only its first `info` shows whether it has masks
-        adapted.reset(seed=config.seed)
+        adapted.reset(seed=seed)
         adapted.is_masked = adapted.info_has_mask
-    if steps:
-        _try(adapted, config, steps)
+    largest = _try(adapted, seed, steps) if steps else 0.0
     with _reported(task):
         can_render = "rgb_array" in (metadata.get("render_modes") or ())
         rate = float(metadata.get("render_fps") or FRAMES_PER_SECOND) if can_render else None
         adapted.close()
+    space, shape = adapted.original_space, adapted.frame_shape
+    parts, line = parts_of(space) if image is None else None, reading(task, space, image, shape[0])
+    if adapted.is_masked and image is None:
+        size, parts = adapted.num_actions, parts and (*parts, Part((ACTION_MASK,), (adapted.num_actions,)))
+        shape, line = (shape[0] + size,), f"{line}, and {size} numbers that say which actions are valid"
+    warning = caution(task, space) if image is None else ""
+    actions, masked = adapted.action_space, adapted.is_masked
+    return Looked(shape, adapted.frame_dtype, actions, parts, masked, image, rate, line, warning, largest)
+
+
+def described(config: Config, looked: Looked) -> EnvironmentSpec:
+    """Returns the description of the run's task. Raises UsageError or BrokenEnvironment if it does not fit the run."""
+    environment, task, has_pixels = config.environment, config.environment.task, looked.image is not None
     if environment.frame_skip > 1 or (environment.frame_stack > 1 and not has_pixels):
         stack = "" if has_pixels else "environment.frame_stack=1 "
         what = "none are skipped" if has_pixels else "no frames are stacked or skipped"
-        raise UsageError(f"environment.task={task}: in this environment {what}; set {stack}environment.frame_skip=1")
-    if has_pixels and adapted.is_masked:
+        fix = f"leave --config out, which chooses one, or set {stack}environment.frame_skip=1"
+        raise UsageError(f"environment.task={task}: in this environment {what}; {fix}")
+    if has_pixels and looked.is_masked:
         fix = "set environment.observation_layout=vector, or leave action_mask out of info"
         raise UsageError(f"environment.task={task}: no algorithm here learns from images with action masks; {fix}")
     if has_pixels:
-        check_convolutions(config.network, min(adapted.frame_shape[:2]))
-    space, image, shape = adapted.original_space, adapted.image, adapted.frame_shape
-    parts, line = None if has_pixels else parts_of(space), reading(task, space, image, shape[0])
-    if adapted.is_masked:
-        size, parts = adapted.num_actions, parts and (*parts, Part((ACTION_MASK,), (adapted.num_actions,)))
-        shape, line = (shape[0] + size,), f"{line}, and {size} numbers that say which actions are valid"
-    return environment_spec(
-        config,
-        shape,
-        adapted.frame_dtype,
-        adapted.action_space,
-        parts,
-        adapted.is_masked,
-        image=image,
-        frames_per_second=rate,
-        reading=line,
-        caution="" if has_pixels else caution(task, space),
-    )
+        check_convolutions(config.network, min(looked.frame_shape[:2]))
+    if looked.largest > (most := value_limits(config).observation):
+        what = f"a number of {looked.largest:g} in an observation, at most {most:g} can be learned from"
+        fix = "set network.normalize_observations=true, or scale it in gymnasium.wrappers.TransformObservation"
+        raise BrokenEnvironment(f"environment.task={task}: it returned {what}; {fix}")
+    about = ("image", "frames_per_second", "reading", "caution")
+    return environment_spec(config, *looked[:5], **{name: getattr(looked, name) for name in about})
 
 
-def _try(adapted: Adapted, config: Config, steps: int) -> None:
-    """Resets an environment and makes random steps. Raises BrokenEnvironment."""
-    rng, is_over, most = np.random.default_rng(config.seed), True, value_limits(config).observation
+def _try(adapted: Adapted, seed: int, steps: int) -> float:
+    """Resets an environment and makes random steps; returns the largest number of its observations.
+
+    Raises BrokenEnvironment.
+    """
+    rng, is_over, largest = np.random.default_rng(seed), True, 0.0
     for number in range(steps + 1):
         if is_over:
-            observation, is_over = adapted.reset(seed=None if number else config.seed)[0], False
+            observation, is_over = adapted.reset(seed=None if number else seed)[0], False
         else:
             observation, _, *ends, _ = adapted.step(adapted.random_action(observation, rng))
             is_over = any(ends)
-        if (largest := np.abs(observation).max(initial=0)) > most:
-            what = f"a number of {largest:g} in an observation, at most {most:g} can be learned from"
-            fix = "set network.normalize_observations=true, or scale it in gymnasium.wrappers.TransformObservation"
-            raise BrokenEnvironment(f"environment.task={adapted.task}: it returned {what}; {fix}")
+        largest = max(largest, float(np.abs(observation).max(initial=0)))
+    return largest
 
 
 def make(

@@ -76,7 +76,7 @@ class JaxEnvironment:
 
     def _description(self, config: Config, observation: spaces.Box) -> EnvironmentSpec:
         if (config.environment.frame_stack, config.environment.frame_skip) != (1, 1):
-            fix = "set environment.frame_stack=1 environment.frame_skip=1"
+            fix = "leave --config out, which chooses one, or set environment.frame_stack=1 environment.frame_skip=1"
             raise UsageError(f"environment.task={self._task}: no frames are stacked or skipped in JAX; {fix}")
         size = int(np.prod(observation.shape))
         line = reading(self._task, observation, self._image, size)

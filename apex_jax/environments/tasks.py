@@ -1,4 +1,4 @@
-"""Which of EnvPool's tasks this program can train, with which agent and settings."""
+"""Which of EnvPool's tasks this program can train."""
 
 from __future__ import annotations
 
@@ -13,21 +13,6 @@ from apex_jax.environments.envpool_tasks import describe, family_of
 from apex_jax.host.errors import UsageError
 from apex_jax.types import SegmentSpec
 
-CONFIGS = {
-    "CartPole-v1": "cartpole",
-    "CartPole-v0": "cartpole",
-    "Catch-v0": "catch",
-    "HumanoidRun-v1": "humanoid",
-    "HumanoidStand-v1": "humanoid",
-    "HumanoidWalk-v1": "humanoid",
-    "LunarLander-v2": "lunar_lander",
-    "LunarLander-v3": "lunar_lander",
-    "MountainCar-v0": "mountain_car",
-    "Pendulum-v1": "pendulum",
-    "WalkerWalk-v1": "walker",
-}
-"""Tasks with a configuration of their own; the others take that of their kind, see `Task.arguments`."""
-
 
 class Task(NamedTuple):
     """A task that can be trained."""
@@ -40,16 +25,6 @@ class Task(NamedTuple):
     def is_continuous(self) -> bool:
         """Whether its actions are numbers."""
         return self.spec.action.dtype != "int32"
-
-    @property
-    def arguments(self) -> str:
-        """The arguments of the program that train it."""
-        if self.family == "atari":
-            return f"environment.task={self.name}"
-        own = CONFIGS.get(self.name)
-        config = own or ("walker" if self.is_continuous else "mountain_car")
-        limit = "" if own else " total_updates=0 total_minutes=15"
-        return f"--config {config} environment.task={self.name}{limit}"
 
 
 def families() -> Counter[str]:

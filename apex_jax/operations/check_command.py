@@ -10,7 +10,7 @@ import numpy as np
 from apex_jax.config import Config
 from apex_jax.config.command_line import parse
 from apex_jax.environments.environment import VectorEnvironment, describe
-from apex_jax.environments.tasks import trainable
+from apex_jax.environments.preset import preset_of
 from apex_jax.host.output import columns
 from apex_jax.host.program import NAME, Parser
 from apex_jax.types import EnvironmentSpec, SegmentSpec
@@ -24,10 +24,8 @@ def run(arguments: Sequence[str]) -> int:
     `arguments`: after "check". Raises UsageError, and RunError if the environment fails.
     """
     options, settings = _parser().parse_known_args(list(arguments))
-    arguments = ["--config", options.config or "cartpole", f"environment.task={options.task}"]
-    if not options.config and ":" not in options.task:
-        arguments = [each for task in trainable([options.task]) for each in task.arguments.split()] or arguments
-    config = parse([*arguments, *settings]).config
+    named = ["--config", options.config] if options.config else []
+    config = parse([*named, f"environment.task={options.task}", *settings], preset_of).config
     task = describe(config, is_tried=True)
     spec, speed = task.spec, _steps_per_second(config, task)
     seconds = config.replay.min_size_to_sample / speed
@@ -82,5 +80,5 @@ def _parser() -> Parser:
         epilog=f"examples: {NAME} check gymnasium:my_file:MyEnv; {NAME} check Pong-v5 --config atari_cpu",
     )
     parser.add_argument("task", metavar="TASK", help="as for environment.task; more settings may follow")
-    parser.add_argument("--config", metavar="FILE", help="as for training; default: that of `tasks`, else cartpole")
+    parser.add_argument("--config", metavar="FILE", help="as for training")
     return parser

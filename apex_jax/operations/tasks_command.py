@@ -41,8 +41,8 @@ def _row(task: Task) -> tuple[str, ...]:
     spec = task.spec
     shape = (spec.frame_stack, *spec.frame_shape) if spec.frame_stack > 1 else spec.frame_shape
     actions = f"{spec.action.shape[0]} numbers" if task.is_continuous else f"1 of {spec.action.num_actions}"
-    agent = "dpg" if task.is_continuous else "dqn"
-    return task.name, f"{spec.frame_dtype} {'x'.join(map(str, shape))}", actions, agent, f"{NAME} {task.arguments}"
+    agent, command = "dpg" if task.is_continuous else "dqn", f"{NAME} environment.task={task.name}"
+    return task.name, f"{spec.frame_dtype} {'x'.join(map(str, shape))}", actions, agent, command
 
 
 def _parser() -> Parser:
