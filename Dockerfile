@@ -21,9 +21,10 @@ RUN useradd --uid 10001 --home-dir /runs --no-create-home --shell /usr/sbin/nolo
 
 # Only a change of these files installs the dependencies again.
 WORKDIR /opt/apex-jax
-COPY requirements.txt requirements-film.txt requirements-gpu.txt requirements-export.txt ./
+COPY requirements.txt requirements-film.txt requirements-video.txt requirements-storage.txt \
+    requirements-gpu.txt requirements-export.txt ./
 ARG EXTRA=film
-RUN pip install --no-cache-dir -r requirements-film.txt -r "requirements-${EXTRA}.txt"
+RUN pip install --no-cache-dir -r requirements-film.txt -r requirements-storage.txt -r "requirements-${EXTRA}.txt"
 
 COPY . .
 RUN pip install --no-cache-dir --no-deps .

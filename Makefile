@@ -22,7 +22,7 @@ help:
 	@echo "make test              style, types and tests, 3 minutes on 2 cores; first sets up .venv"
 	@echo "make test-ci           the longer tests that .ci/run has beside make test: a run, a resume, kills, simulated fleets"
 	@echo "make test-all          all tests but those of deploy/, in about an hour: make test, test-long, and test-slow (minutes each)"
-	@echo "make test-pythons      make train ARGS='--config catch' with each of Python 3.11, 3.12 and 3.13 that is here"
+	@echo "make test-pythons      make train ARGS='--config catch processes=many' with each of Python 3.11, 3.12 and 3.13 that is here"
 	@echo "make test-pythons PYTHONS=3.13   with that one"
 	@echo "make test-faults       every fault of docs/faults.md, slow ones included"
 	@echo "make test-faults FAULT=31   those of one number, of two digits"
@@ -90,10 +90,13 @@ clean:
 	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
+# A checkout films its games and copies its runs to S3; somebody who comes by pip chooses.
+EXTRAS := requirements-video.txt requirements-storage.txt
+
 # A stamp is written last, so what was interrupted is done again, and a changed requirements file is installed anew.
-$(VENV)/%.installed: %.txt requirements.txt $(VENV)/created
+$(VENV)/%.installed: %.txt requirements.txt $(EXTRAS) $(VENV)/created
 	@echo "Installing $< into $(VENV): about a minute ..."
-	@$(PIP_INSTALL) -r $<
+	@$(PIP_INSTALL) -r $< $(addprefix -r ,$(EXTRAS))
 	@touch $@
 
 $(VENV)/requirements-host.installed: deploy/requirements-host.txt $(VENV)/requirements.installed
@@ -101,7 +104,7 @@ $(VENV)/requirements-host.installed: deploy/requirements-host.txt $(VENV)/requir
 	@touch $@
 
 # gymnax without what it depends on, which would keep Gymnasium and JAX back.
-$(VENV)/requirements-dev.installed: requirements-dev.txt requirements.txt requirements-export.txt requirements-box2d.txt requirements-jax-envs.txt $(VENV)/created
+$(VENV)/requirements-dev.installed: requirements-dev.txt requirements.txt requirements-export.txt requirements-box2d.txt requirements-jax-envs.txt $(EXTRAS) $(VENV)/created
 	@echo "Installing $< into $(VENV): about a minute ..."
 	@$(PIP_INSTALL) -r $<
 	@$(PIP_INSTALL) --no-deps -r requirements-jax-envs.txt

@@ -6,16 +6,23 @@ from setuptools import find_packages, setup
 
 
 def requirements(file: str) -> list[str]:
-    """Returns the requirements of a file without its comments, and without those of the file it builds on (-r)."""
-    text = Path(__file__).parent.joinpath(file).read_text("utf-8")
-    lines = (line.partition("#")[0].strip() for line in text.splitlines())
-    return [line for line in lines if line and not line.startswith("-r ")]
+    """Returns the requirements of a file and of those it builds on (-r), without comments and requirements.txt."""
+    found = []
+    for line in Path(__file__).parent.joinpath(file).read_text("utf-8").splitlines():
+        requirement = line.partition("#")[0].strip()
+        if not requirement.startswith("-r "):
+            found += [requirement] if requirement else []
+        elif requirement != "-r requirements.txt":
+            found += requirements(requirement.removeprefix("-r "))
+    return found
 
 
 setup(
     install_requires=requirements("requirements.txt"),
     extras_require={
         "gpu": requirements("requirements-gpu.txt"),
+        "video": requirements("requirements-video.txt"),
+        "storage": requirements("requirements-storage.txt"),
         "film": requirements("requirements-film.txt"),
         "export": requirements("requirements-export.txt"),
         "box2d": requirements("requirements-box2d.txt"),

@@ -1,5 +1,11 @@
 """Ape-X: distributed prioritized experience replay (Horgan et al. 2018), in JAX.
 
+    train            trains in this program: `run = apex_jax.train("gymnasium:CartPole-v1")`
+    load_policy      a trained agent: `apex_jax.load_policy("runs/CartPole-v1-1")`
+    ReplayClient     the replay server alone, for items of your own
+
+How its processes work together:
+
                  weights, on request
       +-----------------------------------------------+
       v                                               |
@@ -50,6 +56,7 @@ if TYPE_CHECKING:
     from apex_jax.replay_client import ReplayClient as ReplayClient
     from apex_jax.training import train as train
 
+__all__ = ["ReplayClient", "load_policy", "train"]
 __version__ = "0.2.0"
 
 

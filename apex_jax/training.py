@@ -82,6 +82,12 @@ def train(
 ) -> Run:
     """Trains until a limit of the run is reached, and returns the run.
 
+        run = apex_jax.train("gymnasium:CartPole-v1", seed=2, learner={"learning_rate": 1e-3})
+        run.evaluations[-1].mean           # of the last evaluation's returns; .returns has each, .updates when it was
+        run.directory                      # checkpoints, metrics, film; `apex-jax plot` draws it
+        run.config                         # every setting
+        action = run.policy(observation)   # the agent, as apex_jax.load_policy(run.directory) returns it
+
     `config`: a YAML file, one of configs/ such as "cartpole", or a task such as "gymnasium:my_file:MyEnv", for which it
     is chosen by observations and actions; None: for `environment`'s task, or Pong; `callback`: see `Callback`;
     `progress`: whether a bar is shown; `settings`: as on the command line, those of a group as a mapping:

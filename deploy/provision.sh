@@ -86,7 +86,7 @@ install_version() {
     [ -f "$version/main.py" ] || fail "$archive has no main.py: it is not this project"
     /usr/bin/python3 -m venv "$version/.venv"
     "$version/.venv/bin/python" -m pip install --quiet --disable-pip-version-check \
-        -r "$version/$requirements" -r "$version/deploy/requirements-host.txt"
+        -r "$version/$requirements" -r "$version/requirements-video.txt" -r "$version/deploy/requirements-host.txt"
     "$version/.venv/bin/python" -m pip check --disable-pip-version-check
     "$version/.venv/bin/python" -m compileall -q "$version/apex_jax" "$version/deploy" "$version/main.py"
     touch "$stamp"

@@ -34,7 +34,7 @@ as_unit() { # $1: the unit whose hardening applies; then options of systemd-run,
 under_hardening() {
     local data=/var/lib/apex-jax key=/etc/apex-jax/keys/smoke-test
     as_unit apex-jax@actor.service --setenv=JAX_PLATFORMS=cpu \
-        "$python" main.py --config configs/catch.yaml run_directory="$data/smoke-test" total_minutes=0.17
+        "$python" main.py --config configs/catch.yaml processes=many run_directory="$data/smoke-test" total_minutes=0.17
     ls "$data"/smoke-test/checkpoints/*/ >/dev/null
     rm -r "$data/smoke-test"
     as_unit apex-jax-boot.service "$python" -c 'from deploy.host.boot import client; client("ssm", "us-east-1")'
@@ -52,7 +52,7 @@ if [ "${1:-}" = --gpu ]; then
     nvidia-smi --query-gpu=name,driver_version --format=csv,noheader
     as_user JAX_PLATFORMS=cuda "$python" -c "$gpu_check"
 fi
-as_user "$python" main.py --config configs/catch.yaml run_directory="$folder/run" total_minutes=0.17
+as_user "$python" main.py --config configs/catch.yaml processes=many run_directory="$folder/run" total_minutes=0.17
 ls "$folder"/run/checkpoints/*/ >/dev/null
 if [ -d /run/systemd/system ]; then
     under_hardening

@@ -60,19 +60,19 @@ MUST_NOT_IMPORT = {  # part of the package -> what its files can do without
 # No commit raises a number by more than its issue names; lower it once there are fewer.
 BUDGETS = {
     "apex_jax": {
-        "workers": 1_975,
+        "workers": 1_974,
         "links": 1_412,
         "environments": 1_533,
-        "operations": 1_505,
+        "operations": 1_511,
         "transport": 1_107,
-        "run": 1_171,
-        ".": 1_328,
+        "run": 1_174,
+        ".": 1_329,
         "agent": 1_174,
         "replay": 973,
-        "config": 1_028,
+        "config": 1_032,
         "export": 517,
-        "plotting": 494,
-        "host": 370,
+        "plotting": 506,
+        "host": 372,
     },
     "tests": {
         "unit": 12_613,

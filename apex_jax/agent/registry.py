@@ -155,7 +155,7 @@ def _problems(algorithm: Algorithm, spec: SegmentSpec, is_tag: Callable[[str], b
     for tag, metric in update.metrics.items():
         yield from _differences("update", metric, array(UPDATES), f"the metric {tag} ")
         if not is_tag(tag):
-            yield f"update returned the metric {tag}, must be own/{tag.rpartition('/')[2]} or one of docs/metrics.md"
+            yield f"update returned the metric {tag}, must be own/{tag.rpartition('/')[2]} or one of this program"
 
 
 def _differences(function: str, found: Any, expected: Any, what: str = "") -> Iterator[str]:

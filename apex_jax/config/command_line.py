@@ -37,6 +37,9 @@ ROLES = ("local", "actor", "replay", "learner", "evaluator")
 OPTIONS = ("--help", "--version", "--role", "--config", "--print-config", "--name")
 
 
+OF_MANY_PROCESSES = {"actor.processes", "actor.environments_per_step", "evaluator.interval_seconds", "storage.url"}
+
+
 class Command(NamedTuple):
     """The parsed command line."""
 
@@ -64,6 +67,9 @@ def parse(argv: Sequence[str], choose: Callable[[Mapping[str, Any]], Preset] | N
         )
     given = parse_overrides(rest, options.role)
     checkpoint, why = given.get("evaluator.checkpoint"), ""
+    is_other_task = options.config is not None and "environment.task" in given
+    if (options.role != "local" and not checkpoint) or is_other_task or OF_MANY_PROCESSES & given.keys():
+        given.setdefault("processes", "many")  # a configuration has one where its own environment is nearly free
     if checkpoint and options.role == "evaluator" and options.config is None:
         config = load_run_to_play(_run_of(checkpoint), given)
     elif options.config is None and "environment.task" in given and choose is not None:

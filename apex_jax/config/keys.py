@@ -124,7 +124,7 @@ class AlgorithmConfig:
     name: str = key(
         "auto",
         "auto = the one for the task's actions: dqn for discrete ones, dpg for continuous ones; MODULE:FUNCTION = your"
-        " own, see docs/extending.md",
+        " own",
         scope="weights",
     )
     settings: JsonObject = key(
@@ -293,7 +293,7 @@ class ReplayConfig:
     )
     columns: str = key(
         "",
-        "the replay server alone, for items of programs of your own (docs/replay.md): NAME:DTYPE or NAME:DTYPE[SHAPE]"
+        "the replay server alone, for items of programs of your own: NAME:DTYPE or NAME:DTYPE[SHAPE]"
         " of each column, as in 'tokens:int32[512], reward:float32'; empty = experience of environment.task",
         scope="run",
     )

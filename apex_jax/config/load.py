@@ -313,7 +313,7 @@ def _flatten(tree: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, A
             yield name, value
         elif name in REMOVED:
             if value != REMOVED[name]:
-                what = f"must be {REMOVED[name]}, or left out; see docs/scaling.md for what one replay server can do"
+                what = f"must be {REMOVED[name]}, or left out: a run has one replay server, and one device"
                 raise UsageError(f"{name}={short_repr(value)}: {what}")
         elif name not in GROUPS:
             near = closest(name[:80])  # the search takes time in proportion to the square of the length

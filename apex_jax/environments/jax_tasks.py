@@ -31,6 +31,7 @@ from apex_jax.environments.gymnasium_tasks import BrokenEnvironment
 from apex_jax.environments.images import image_spec, picture, reading
 from apex_jax.environments.task import action_bounds, action_spec, check_bounds, environment_spec, one_line
 from apex_jax.host.errors import UsageError, first_line
+from apex_jax.host.program import installing
 from apex_jax.host.user_code import imported_names, reported
 from apex_jax.types import ACTION_MASK, EnvironmentSpec, Part
 
@@ -38,7 +39,6 @@ FRAMES_PER_SECOND = 15.0  # of the video: most of these games are slow
 PICTURE_SIZE = 160  # least pixels of a side of the video
 COLORS = ((90, 160, 240), (250, 250, 250), (130, 130, 130), (230, 120, 50), (90, 190, 110), (200, 90, 170))
 STEP_RETURNS = ("observation", "state", "reward", "terminated", "truncated", "info")
-EXTRA = "pip install 'apex-jax[jax-envs]' (in a checkout: -r requirements-jax-envs.txt)"
 
 
 class Played(NamedTuple):
@@ -232,7 +232,7 @@ def _made(config: Config) -> Any:
                 raise TypeError("it returned no environment with observation_space, action_space, reset and step")
             return environment
     if importlib.util.find_spec("gymnax") is None:
-        raise UsageError(f"environment.task={task}: gymnax is not installed; {EXTRA}")
+        raise UsageError(f"environment.task={task}: gymnax is not installed; {installing('jax-envs')}")
     try:
         return _Gymnax(name, settings)
     except (ValueError, TypeError) as error:  # an unknown name, or a parameter that it does not have

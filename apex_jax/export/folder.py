@@ -22,7 +22,7 @@ from apex_jax.config.load import EXPORTED_CONFIG_NAME
 from apex_jax.export.model_card import model_card, task_name
 from apex_jax.host.disk import open_regular
 from apex_jax.host.errors import RunError, short_repr
-from apex_jax.host.program import CHECKOUT, NAME
+from apex_jax.host.program import NAME, installing
 from apex_jax.policy import Agent, Policy, load_agent
 from apex_jax.run.evaluations import best_evaluation, run_directory_of
 from apex_jax.run.params_file import metadata_of, save_params
@@ -117,7 +117,7 @@ STABLEHLO = "policy.stablehlo"
 ONNX = "policy.onnx"
 INPUT = "observation"  # name of the input in ONNX, whose inputs are passed by name
 PLATFORMS = ("cpu", "cuda")  # the StableHLO is lowered for both, which needs no GPU
-INSTALL_ONNX = "pip install " + ("-r requirements-export.txt" if CHECKOUT else "'apex-jax[export]'")
+INSTALL_ONNX = installing("export")
 
 
 def write_stablehlo(path: Path, function: Any, like: jax.ShapeDtypeStruct) -> None:

@@ -29,6 +29,11 @@ def command() -> list[str]:
     return [sys.executable, "-P", "-m", "apex_jax"]
 
 
+def installing(extra: str) -> str:
+    """Returns the command that installs what an extra of the package has, such as "video"."""
+    return f"pip install -r requirements-{extra}.txt" if CHECKOUT else f"pip install 'apex-jax[{extra}]'"
+
+
 def shell_command(python: str) -> str:
     """Returns what to type in the working directory to start this program with the interpreter `python`."""
     if NAME != "python main.py":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import math
 import os
 import re
 import shlex
@@ -19,7 +20,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from apex_jax.config import Config, ReplayConfig
+from apex_jax.config import Config
 from apex_jax.config.load import code_settings
 from apex_jax.host.program import shell_command
 from apex_jax.operations.progress import EvaluationSummary, RunProgress
@@ -100,6 +101,8 @@ def introduction(config: Config) -> str:
     begin = f"Learning starts once the replay holds {config.replay.min_size_to_sample:,} transitions."
     if steps:
         begin = f"It goes on after {max(steps):,} updates, once the replay is filled again."
+    if config.processes == "one":
+        begin += "\nAll in this process, since its environments are nearly free; processes=many starts several."
     return (
         f"Training Ape-X on {config.environment.task} with {config.ladder_size} environments; it {end}.\n"
         f"{begin} Everything is saved in {config.directory}"
@@ -203,7 +206,7 @@ def rows(config: Config, progress: RunProgress) -> list[Record]:
         Record("time", _duration(progress.elapsed_seconds), detail=_time_left(progress)),
         Record("frames", f"{progress.frames:,}", total, f"{progress.frames_per_second:,.0f} per second"),
         Record("updates", f"{progress.updates:,}", "", f"{progress.updates_per_second:,.1f} per second"),
-        _replay(config.replay, progress.replay_size),
+        _replay(config, progress),
         Record("samples per insert", f"{progress.samples_per_insert:.2f}", f"(target: {target})"),
         Record("training return", _number(progress.training_return), "(exploring)"),
         _evaluations(progress),
@@ -231,11 +234,13 @@ def _number(value: float | None) -> str:
     return "none yet" if value is None else return_text(value, ",")
 
 
-def _replay(replay: ReplayConfig, size: int) -> Record:
-    least = replay.min_size_to_sample
-    if size < least:
-        return Record("replay", f"{size:,}", f"of the {least:,} needed to start ({size / least:.0%})")
-    return Record("replay", f"{size:,}", f"of {replay.capacity_transitions:,} transitions")
+def _replay(config: Config, progress: RunProgress) -> Record:
+    size, least = progress.replay_size, config.replay.min_size_to_sample
+    if size >= least:
+        return Record("replay", f"{size:,}", f"of {config.replay.capacity_transitions:,} transitions")
+    seconds = (least - size) * config.environment.frame_skip / (progress.frames_per_second or math.inf)
+    when = f"in about {_duration(seconds)}; sooner: replay.min_size_to_sample" if seconds else ""
+    return Record("replay", f"{size:,}", f"of the {least:,} needed to start ({size / least:.0%})", when)
 
 
 def _evaluations(progress: RunProgress, with_updates: bool = False) -> Record:

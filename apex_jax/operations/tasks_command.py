@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from apex_jax.environments.tasks import Task, families, names, trainable
 from apex_jax.host.errors import UsageError, short_repr
 from apex_jax.host.output import columns
-from apex_jax.host.program import NAME, Parser
+from apex_jax.host.program import CHECKOUT, NAME, Parser
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -34,7 +34,8 @@ def run(arguments: Sequence[str]) -> int:
 def _families() -> list[str]:
     rows = [("family", "tasks"), *((name, str(count)) for name, count in families().most_common())]
     advice = f"{NAME} tasks WORD lists the tasks with this word in their name or family, and how to train each."
-    return [*columns(rows), "", advice, "Scores of those that were trained here: results/README.md."]
+    scores = "Scores of those that were trained here: results/README.md."
+    return [*columns(rows), "", advice, *([scores] if CHECKOUT else [])]
 
 
 def _row(task: Task) -> tuple[str, ...]:

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import os
 from collections import deque
 from collections.abc import Callable, Iterator
 from fractions import Fraction
 from pathlib import Path
 
-import av
 import numpy as np
 from PIL import Image
 
 from apex_jax.host.disk import atomic_write
-from apex_jax.host.errors import UsageError, short_repr
+from apex_jax.host.errors import RunError, UsageError, first_line, short_repr
+from apex_jax.host.program import installing
 
 ENLARGED = 2  # an Atari frame of 160 x 210 pixels is small on a modern display
 LARGE_PIXELS = 300  # height from which a frame is not enlarged in a video, but halved in an animation
@@ -27,7 +28,7 @@ def video_writer(path: str | os.PathLike[str], frames_per_second: Fraction) -> I
     """Yields a function that appends a frame, uint8[height, width, 3], all of one size.
 
     The files exist once the context has ended without an error. `path` ends in .mp4 or .gif; without an ending, both
-    are written beside each other. Raises UsageError, see `video_paths`.
+    are written beside each other. Raises UsageError, see `video_paths`, and RunError if the video cannot be encoded.
     """
     with contextlib.ExitStack() as files:
         encoders = [
@@ -48,8 +49,10 @@ def video_of_run(name: str, run_directory: str | os.PathLike[str]) -> str:
 
 
 def video_paths(path: str | os.PathLike[str]) -> list[Path]:
-    """Returns the files that `video_writer` writes for this path. Raises UsageError for another ending or a missing
-    folder."""
+    """Returns the files that `video_writer` writes for this path.
+
+    Raises UsageError for another ending, a missing folder, and .mp4 without its encoder.
+    """
     path = Path(path)
     if not path.name or path.is_dir():
         raise UsageError(f"{short_repr(path)}: is a folder; name a file in it, such as {short_repr(path / 'game.mp4')}")
@@ -57,21 +60,34 @@ def video_paths(path: str | os.PathLike[str]) -> list[Path]:
         raise UsageError(
             f"{short_repr(path)}: there is no folder {short_repr(path.parent)}; make it, or name another file"
         )
-    if path.suffix in ENCODERS:
+    encoders = set(ENCODERS) if importlib.util.find_spec("av") else {".gif"}
+    if path.suffix in encoders:
         return [path]
+    if path.suffix in ENCODERS:
+        raise UsageError(f"{short_repr(path)}: needs `{installing('video')}`; run it, or end the name in .gif")
     if path.suffix:
         raise UsageError(
             f"{short_repr(path)}: videos are written as {' and '.join(ENCODERS)}; end the name so, or in nothing"
         )
-    return [path.with_suffix(suffix) for suffix in ENCODERS]
+    return [path.with_suffix(suffix) for suffix in ENCODERS if suffix in encoders]
 
 
 @contextlib.contextmanager
 def _mp4(path: Path, frames_per_second: Fraction) -> Iterator[Callable[[np.ndarray], None]]:
-    with av.open(str(path), "w") as container:
+    import av  # not at the top: an extra
+
+    @contextlib.contextmanager
+    def errors_in_a_line() -> Iterator[None]:
+        try:
+            yield
+        except av.FFmpegError as error:
+            raise RunError(first_line(error)) from error
+
+    with errors_in_a_line(), av.open(str(path), "w") as container:
         stream = container.add_stream("libx264", rate=frames_per_second, options={"crf": "20"})
         stream.pix_fmt = "yuv420p"  # the format that browsers play
 
+        @errors_in_a_line()
         def encode(frame: np.ndarray) -> None:
             factor = ENLARGED if len(frame) < LARGE_PIXELS else 1
             enlarged = frame.repeat(factor, axis=0).repeat(factor, axis=1)

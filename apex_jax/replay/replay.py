@@ -80,8 +80,8 @@ class Replay:
 
     @property
     def samples_per_insert(self) -> float:
-        """Transitions drawn per transition stored, since the run began."""
-        return self.limiter.sampled / max(1, self.limiter.inserted)
+        """Transitions drawn per transition stored, since there were enough to draw from."""
+        return self.limiter.sampled / max(1, self.limiter.inserted - self.limiter.min_size_to_sample)
 
     # The journal
 

@@ -31,6 +31,7 @@ from typing import IO, Any, NamedTuple, TypeAlias
 
 from apex_jax.host.disk import atomic_write, open_regular, set_damaged_aside
 from apex_jax.host.errors import RunError, first_line, short_repr
+from apex_jax.host.program import installing
 from apex_jax.run.checkpoint_files import is_sound, sound_steps
 from apex_jax.run.identity import FILE_NAME, MAX_FILE_BYTES, RunIdentity
 
@@ -200,6 +201,8 @@ class Storage:
             yield
         except RunError:
             raise
+        except ImportError:
+            raise StorageError(f"{self.url}: needs `{installing('storage')}`") from None
         except Exception as error:
             is_full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
             fix = "make room, or choose another place" if is_full else "check the URL, its permissions and the network"

@@ -233,7 +233,7 @@ def gauges(content: Mapping[str, Any]) -> bytes:
         labels = {"role": str(report.get("role")), "name": str(report.get("name"))}
         for name, number in _numbers("", {**report, **report.get("metrics", {}), "metrics": None}):
             if name not in gauges:
-                gauges[name] = Gauge(f"apex_jax_{name}", "see docs/metrics.md", list(labels), registry=registry)
+                gauges[name] = Gauge(f"apex_jax_{name}", "of a process of Ape-X", list(labels), registry=registry)
             gauges[name].labels(**labels).set(number)
     return generate_latest(registry)
 

@@ -19,12 +19,12 @@ import numpy as np
 
 from apex_jax.config.load import parse_overrides
 from apex_jax.host.errors import RunError, first_line
-from apex_jax.host.program import NAME, Parser
+from apex_jax.host.program import NAME, Parser, installing
 from apex_jax.plotting.video import video_paths, video_writer
 from apex_jax.run.evaluations import return_text, run_directory_of
 from apex_jax.run.metrics import MetricsWriter
 
-FILM_EXTRA = "pip install 'apex-jax[film]' (in a checkout: -r requirements-film.txt), apt install libegl1 libgl1"
+FILM_EXTRA = f"{installing('film')}, apt install libegl1 libgl1; no DM control for Python 3.13"
 FRAME_PIXELS = 480  # height and width of DM control's frames, and of Gymnasium's MuJoCo tasks by default
 FRAMES_PER_SECOND_LIMIT = 30  # of the video: rendering a frame on the CPU takes longer than many steps
 MOST_STEPS = 1000  # as in DM control's and Gymnasium's tasks, except LQR, which has no limit

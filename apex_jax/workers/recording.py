@@ -13,7 +13,6 @@ from collections.abc import Callable
 from fractions import Fraction
 from pathlib import Path
 
-import av
 import numpy as np
 
 from apex_jax.config import Config
@@ -32,7 +31,7 @@ _log = logging.getLogger(__name__)
 EMULATOR_FRAMES_PER_SECOND = 60
 CLASSIC_FRAMES_PER_SECOND = 30  # of Gymnasium's classic control tasks, at which they are commonly shown
 FILM_SECONDS = 300.0  # for an episode in the task's own simulator
-VIDEO_ERRORS = (OSError, UsageError, av.FFmpegError)
+VIDEO_ERRORS = (OSError, RunError, UsageError)
 
 
 def check_video(config: Config, environment_spec: EnvironmentSpec) -> None:

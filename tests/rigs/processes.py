@@ -121,7 +121,8 @@ class Programs:
 def catch(directory: Path, *arguments: str) -> tuple[str, ...]:
     """Returns the arguments of a run of Catch whose metrics come often."""
     config = str(ROOT / "configs" / "catch.yaml")
-    return ("--config", config, f"run_directory={directory}", "metrics_interval_seconds=0.25", *arguments)
+    often = ("processes=many", "metrics_interval_seconds=0.25")
+    return ("--config", config, f"run_directory={directory}", *often, *arguments)
 
 
 def values(directory: Path, name: str, tag: str) -> list[float]:

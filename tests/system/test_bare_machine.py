@@ -82,7 +82,7 @@ def run(python: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
 
 
 def test_make_train_trains_catch_to_its_end(run: Run, python: str) -> None:
-    assert "8,000 updates" in run("make", "train", f"PYTHON={python}", "ARGS=--config catch")
+    assert "8,000 updates" in run("make", "train", f"PYTHON={python}", "ARGS=--config catch processes=many")
 
 
 def test_make_train_trains_walker(run: Run, python: str) -> None:

@@ -14,6 +14,7 @@ import pytest
 from apex_jax.config import Config
 from apex_jax.config.command_line import parse
 from apex_jax.environments.environment import VectorEnvironment, describe
+from apex_jax.environments.preset import preset_of
 from apex_jax.environments.tasks import trainable
 from apex_jax.host.program import CONFIGS
 from apex_jax.segment_codec import LARGEST_OBSERVATION
@@ -23,7 +24,6 @@ STEPS, ENVIRONMENTS, HELD_STEPS = 10_000, 8, 100
 PAGES = [ROOT / "README.md", ROOT / "docs" / "recipes.md", *CONFIGS.glob("*.yaml")]
 OF_OTHER_PACKAGES = re.compile(r"(?:gymnasium|gymnax):[A-Z][\w-]+")
 VERSION = re.compile(r"-v(\d+)$")
-CONFIG_OF = {"gymnasium:CarRacing-v3": "car_racing", "gymnasium:LunarLander-v3": "lunar_lander"}
 
 
 def named() -> dict[str, list[str]]:
@@ -34,11 +34,9 @@ def named() -> dict[str, list[str]]:
         newest[VERSION.sub("", task)] = task
     words = set(re.findall(r"\b[A-Z]\w+(?:-v\d+)?", OF_OTHER_PACKAGES.sub("", text)))
     of_envpool = {word if VERSION.search(word) else newest.get(word, "") for word in words}
-    arguments = {
-        task.name: task.arguments.split() for task in trainable(sorted(of_envpool & {*envpool.list_all_envs()}))
-    }
-    for task in sorted(set(OF_OTHER_PACKAGES.findall(text))):
-        arguments[task] = ["--config", CONFIG_OF.get(task, "minatar"), f"environment.task={task}"]
+    tasks = [task.name for task in trainable(sorted(of_envpool & {*envpool.list_all_envs()}))]
+    tasks += sorted(set(OF_OTHER_PACKAGES.findall(text)))
+    arguments = {task: [f"environment.task={task}"] for task in tasks}
     return arguments | {f"--config {path.stem}": ["--config", path.stem] for path in sorted(CONFIGS.glob("*.yaml"))}
 
 
@@ -67,7 +65,7 @@ def test_pages_name_the_environments_that_a_reader_tries_first() -> None:
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("name", NAMED)
 def test_ten_thousand_random_steps_are_read(name: str) -> None:
-    config = parse(NAMED[name]).config
+    config = parse(NAMED[name], preset_of).config
     environment_spec = describe(config)
     spec = environment_spec.spec
     pool = VectorEnvironment(config, environment_spec, np.arange(ENVIRONMENTS), config.environment.max_episode_frames)

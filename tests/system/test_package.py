@@ -56,7 +56,7 @@ def test_sdist_and_wheel_hold_every_module_and_configuration_and_the_licence(bui
     required = re.findall(r"^Requires-Dist: ([\w-]+)[^;\n]*$", metadata, re.MULTILINE)
     lines = (ROOT / "requirements.txt").read_text().splitlines()
     assert required == [re.match(r"[\w-]+", line)[0] for line in lines if line[0] != "#"]  # type: ignore[index]
-    assert {"gpu", "film", "export", "box2d", "jax-envs", "dev", "deploy"} == set(
+    assert {"gpu", "video", "storage", "film", "export", "box2d", "jax-envs", "dev", "deploy"} == set(
         re.findall(r"^Provides-Extra: ([\w-]+)$", metadata, re.MULTILINE)
     )
     with tarfile.open(next(built.glob("*.tar.gz"))) as sdist:

@@ -52,6 +52,15 @@ def test_seeds_are_those_of_a_series_and_the_configuration_has_the_first() -> No
     assert parse(["--config", "catch", "seed=5"]).seeds == ()
 
 
+@pytest.mark.parametrize(("given", "processes"), [
+    ("", "one"), ("seeds=1,2", "one"), ("--role learner", "many"), ("actor.processes=2", "many"),
+    ("evaluator.interval_seconds=5", "many"), ("environment.task=gymnasium:my_file:Slow", "many"),
+    ("environment.task=gymnasium:my_file:Fast processes=one", "one"), ("processes=many", "many"),
+])  # fmt: skip
+def test_configuration_of_one_process_gives_way_to_what_needs_several(given: str, processes: str) -> None:
+    assert parse(["--config", "cartpole", *given.split()]).config.processes == processes
+
+
 def test_checkpoint_is_evaluated_with_the_configuration_of_its_run(tmp_path: Path) -> None:
     write(tmp_path, "seed: 77\nenvironment: {task: Boxing-v5}")
     arguments = ["--role", "evaluator", f"checkpoint={tmp_path}", "episodes=3", "video=x.gif"]

@@ -101,7 +101,7 @@ def test_files_of_earlier_releases_are_read_if_they_had_one_replay_server_and_on
     file.write_text(lines)
     assert load(file).addresses.experience == "tcp://127.0.0.1:1"
     for setting in ("replay.servers=2", "replay.index=1", "learner.devices=0"):
-        with pytest.raises(UsageError, match=rf"{setting}: must be [01], or left out; see docs/scaling\.md"):
+        with pytest.raises(UsageError, match=rf"{setting}: must be [01], or left out: a run has one"):
             load(None, [setting])
     with pytest.raises(UsageError, match=r"addresses\.sampling=.*must be text"):
         load(None, ["addresses.sampling=[tcp://a:2,tcp://b:2]"])

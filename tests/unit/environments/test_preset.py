@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -83,7 +84,12 @@ def test_task_that_does_not_exist_is_wrong_usage(task: str, words: str) -> None:
 
 def test_environment_is_made_once_for_choice_and_description(monkeypatch: pytest.MonkeyPatch) -> None:
     made, apart = list[object](), gymnasium_pool.apart
-    monkeypatch.setattr(gymnasium_pool, "apart", lambda *given: [made.append(given), apart(*given)][1])
+
+    def counted(*given: Any) -> Any:
+        made.append(given)
+        return apart(*given)
+
+    monkeypatch.setattr(gymnasium_pool, "apart", counted)
     config = parse([f"environment.task={ENVIRONMENTS}Corridor"], preset_of).config
     describe(config, is_tried=True)
     assert len(made) == 1
@@ -92,7 +98,7 @@ def test_environment_is_made_once_for_choice_and_description(monkeypatch: pytest
 
 
 def test_train_takes_a_task_in_place_of_a_configuration(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    small = {"replay": {"min_size_to_sample": 640}, "learner": {"batch_size": 32}}
+    small: dict[str, Any] = {"replay": {"min_size_to_sample": 640}, "learner": {"batch_size": 32}}
     games = {"episodes": 2, "max_episode_frames": 50}
     directory = str(tmp_path / "run")
     run = training.train(f"{ENVIRONMENTS}Corridor", run_directory=directory, total_updates=40, evaluator=games, **small)

@@ -55,7 +55,7 @@ def test_a_learner_gets_all_live_segments_oldest_first_and_then_batches(sampling
     assert content.indices.shape == content.weights.shape == (K, B)
     assert content.drawn.environment_steps == 77
     assert content.drawn.age_seconds == 1.0
-    assert content.drawn.samples_per_insert == K * B / ((CAPACITY + 3) * TRANSITIONS)
+    assert content.drawn.samples_per_insert == K * B / ((CAPACITY + 3) * TRANSITIONS - 1)
 
 
 def test_server_sends_no_more_than_the_credit_allows(sampling: Link) -> None:

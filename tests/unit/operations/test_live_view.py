@@ -51,6 +51,12 @@ def words_of(panel: list[str]) -> str:
     return " ".join(" ".join(panel).replace("│", " ").split())
 
 
+def test_view_says_when_learning_will_start_at_this_speed_and_which_key_decides() -> None:
+    line = line_of(replay_size=250, frames_per_second=40.0)  # of 1,000 transitions, of four frames each
+    assert "replay 250 of the 1,000 needed to start (25%), in about 0:01:15; sooner: replay.min_size_to_sample" in line
+    assert "needed to start (0%);" in line_of(replay_size=0, frames_per_second=0.0)
+
+
 def test_plain_output_begins_at_once_and_is_a_line_each_ten_seconds() -> None:
     stream, clock = io.StringIO(), Clock()
     with LiveView(config(), stream, clock) as view:

@@ -12,7 +12,7 @@ def test_search_word_lists_the_matching_tasks_with_agent_and_arguments(capsys: p
     assert tasks_command.run(["classic_control"]) == 0
     rows = {line.partition(" ")[0]: line.split() for line in capsys.readouterr().out.splitlines() if line}
     assert rows["CartPole-v1"][1:6] == ["float32", "4", "1", "of", "2"]
-    assert rows["Pendulum-v1"][-4:] == ["main.py", "--config", "pendulum", "environment.task=Pendulum-v1"]
+    assert rows["Pendulum-v1"][-3:] == ["python", "main.py", "environment.task=Pendulum-v1"]
 
 
 def test_families_are_listed_and_tasks_that_cannot_be_trained_are_counted(capsys: pytest.CaptureFixture[str]) -> None:

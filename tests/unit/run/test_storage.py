@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import sys
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -232,6 +233,12 @@ def test_file_of_several_parts_reaches_s3_and_comes_back(
     write(run, "checkpoints/300/x", os.urandom(11 * 2**20))
     push(s3, run)
     assert pull(s3, tmp_path / "back") == copied(run)
+
+
+def test_s3_without_the_extra_storage_is_an_error_with_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "s3fs", None)
+    with pytest.raises(StorageError, match=r"s3://bucket/x: needs `pip install -r requirements-storage\.txt`"):
+        Storage("s3://bucket/x")
 
 
 @pytest.mark.long

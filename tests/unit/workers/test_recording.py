@@ -6,6 +6,7 @@ import importlib.util
 import re
 import sys
 from dataclasses import replace
+from fractions import Fraction
 from pathlib import Path
 from types import ModuleType
 
@@ -21,6 +22,7 @@ from apex_jax.config.load import load
 from apex_jax.environments.environment import describe
 from apex_jax.host.errors import RunError, UsageError
 from apex_jax.host.program import CONFIGS
+from apex_jax.plotting.video import video_paths, video_writer
 from apex_jax.process import StopSignal
 from apex_jax.run.checkpoint import Checkpointer, Progress
 from apex_jax.run.metrics import MetricsWriter
@@ -67,6 +69,15 @@ def test_game_is_recorded_in_raw_colours_at_the_speed_of_the_console(tmp_path: P
         milliseconds = [frame.info["duration"] for frame in ImageSequence.Iterator(image)]
         assert sum(milliseconds) == pytest.approx(40 * 1000 / 15, rel=0.05)  # pictures that are equal stand as one
     assert sorted(path.name for path in tmp_path.iterdir()) == ["game.gif", "game.mp4"]
+
+
+def test_without_the_extra_video_the_film_is_an_animation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "av", None)
+    with video_writer(tmp_path / "game", Fraction(30)) as add:
+        add(np.zeros((40, 40, 3), np.uint8))
+    assert [path.name for path in tmp_path.iterdir()] == ["game.gif"]
+    with pytest.raises(UsageError, match=r"game\.mp4: needs `pip install -r requirements-video\.txt`; run it, or"):
+        video_paths(tmp_path / "game.mp4")
 
 
 @pytest.mark.long
