@@ -5,8 +5,6 @@ import errno
 import importlib
 import os
 import sys
-from collections.abc import Mapping
-from typing import Any
 
 from apex_jax.host.errors import RunError, UsageError, first_line
 from apex_jax.host.machine import FIX_OF_THREADS
@@ -43,7 +41,8 @@ def main() -> int:
         from apex_jax.config.command_line import parse  # not at the top, so that Ctrl-C during the import is caught
         from apex_jax.config.load import to_yaml
 
-        command = parse(sys.argv[1:], _preset_of)
+        presets = "apex_jax.environments.preset"  # imported only if a task is given
+        command = parse(sys.argv[1:], lambda given: importlib.import_module(presets).preset_of(given))
         if command.why:
             print(command.why, file=sys.stderr, flush=True)
         if command.action == "print_config":
@@ -99,9 +98,3 @@ def main() -> int:
         advice = "; make room, or choose another run_directory" if error.errno in OF_THE_DISK else ""
         print(f"error: {error}{advice}", file=sys.stderr)
         return 1
-
-
-def _preset_of(given: Mapping[str, Any]) -> Any:
-    from apex_jax.environments.preset import preset_of  # imported if a task is given, as above
-
-    return preset_of(given)

@@ -4,7 +4,7 @@ environment                  the environments of a run, with the beginning and e
 task                         the observations and actions of a task
 tasks                        which tasks can be trained
 preset                       the configuration for a task, if the user names none
-envpool_package              EnvPool, without what it imports for one renderer
+envpool_package              EnvPool, whose families of tasks are imported when they are used
 envpool_tasks                tasks of EnvPool, and their observations of several parts as one vector
 gymnasium_tasks              any environment of Gymnasium
 gymnasium_pool               many environments of Gymnasium at once, and their processes

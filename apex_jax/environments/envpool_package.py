@@ -1,6 +1,6 @@
-"""EnvPool, whose renderer of Jumanji's games is imported when one of them is made.
+"""EnvPool, whose families of tasks (atari, mujoco.dmc, ...) are imported when one of their tasks is described or made.
 
-EnvPool imports it at once, and Matplotlib with it: that is most of a second at the start of every process, and sets
+EnvPool imports them all at once, a second at the start of every process, and with Jumanji's also Matplotlib, which sets
 MPLBACKEND and MPLCONFIGDIR for the user's whole program, which then opens no windows.
 """
 
@@ -12,8 +12,6 @@ import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
-
-_NAME = "envpool.jumanji"
 
 
 class _ImportedLater(ModuleType):
@@ -29,8 +27,12 @@ class _ImportedLater(ModuleType):
 if "envpool" not in sys.modules:
     _spec = importlib.util.find_spec("envpool")
     if _spec is not None and _spec.origin is not None:
-        _package = _ImportedLater(_NAME)
-        _package.__path__ = [str(Path(_spec.origin).with_name("jumanji"))]
-        sys.modules[_NAME] = _package
+        _root = Path(_spec.origin).parent
+        for _folder in [path.parent for path in _root.rglob("*/registration.py")]:  # of the names of a family's tasks
+            _name, _path = ".".join(_folder.relative_to(_root.parent).parts), [str(_folder)]
+            _module, _init = _ImportedLater(_name), _folder / "__init__.py"
+            _module.__spec__ = importlib.util.spec_from_file_location(_name, _init, submodule_search_locations=_path)
+            _module.__path__ = _path
+            sys.modules[_name] = _module
 
 envpool: Any = importlib.import_module("envpool")

@@ -408,12 +408,8 @@ def apart(function: Callable[..., Any], arguments: tuple[Any, ...], task: str, s
             code = process.exitcode
             end_groups([process], 0.0)
     if result is None:
-        what = (
-            f"was not made and stepped within {seconds:.0f} s"
-            if code is None
-            else f"ended its process, exit code {code}"
-        )
-        raise BrokenEnvironment(f"environment.task={task}: it {what}")
+        late, ended = f"was not made and stepped within {seconds:.0f} s", f"ended its process, exit code {code}"
+        raise BrokenEnvironment(f"environment.task={task}: it {late if code is None else ended}")
     if isinstance(result, Exception):
         raise result
     return result

@@ -6,12 +6,14 @@ It is on the disk before any log or snapshot is made. A start reads it first, an
 from __future__ import annotations
 
 import json
+import os
 import threading
 from pathlib import Path
 
-from apex_jax.host.disk import read_regular, write_durably
+from apex_jax.config import Config
+from apex_jax.host.disk import open_regular, read_regular, write_durably
 from apex_jax.host.errors import RunError
-from apex_jax.run.identity import describe_differences, differences, is_identity, new_identity
+from apex_jax.run.identity import RunIdentity, describe_differences, differences, is_identity, new_identity
 from apex_jax.types import SegmentSpec
 
 FORMAT = 5
@@ -83,3 +85,17 @@ class Header:
 def unreadable(path: Path, error: OSError) -> JournalError:
     """Returns the error of a file that cannot be read."""
     return JournalError(f"{path} cannot be read ({error.strerror}): mend that, or move it away")
+
+
+def check_journal(config: Config, spec: SegmentSpec) -> None:
+    """Raises the RunError with which a start would refuse the replay of a run, or its identity; writes nothing."""
+    run = RunIdentity(config.directory).name
+    if not config.replay.journal:
+        return
+    directory = Path(config.directory, "replay")
+    Header(directory, config.compatibility_key, spec, run).read()
+    for path in sorted(directory.glob("s*-*")):
+        try:
+            os.close(open_regular(path, os.O_RDONLY))
+        except OSError as error:
+            raise unreadable(path, error) from None

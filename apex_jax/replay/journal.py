@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import errno
 import logging
-import os
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -20,14 +19,12 @@ from pathlib import Path
 import numpy as np
 
 from apex_jax.config import Config
-from apex_jax.host.disk import open_regular
 from apex_jax.replay.buffer import ReplayBuffer
 from apex_jax.replay.experience_log import SEGMENT, ExperienceLog, LogFile, Record, sync
-from apex_jax.replay.header import Header, unreadable
+from apex_jax.replay.header import Header
 from apex_jax.replay.ledger import Ledger
 from apex_jax.replay.rate_limiter import RateLimiter
 from apex_jax.replay.snapshots import Saved, Snapshots, pack_state, ratio_of
-from apex_jax.run.identity import RunIdentity
 from apex_jax.segment_codec import decode_columns
 from apex_jax.types import SegmentRecord, SegmentSpec
 
@@ -35,20 +32,6 @@ _log = logging.getLogger(__name__)
 
 WELCOME = 1  # kind of a record
 CLOSE_SECONDS = 20.0  # time limit of the last snapshot, because a spot machine has two minutes to shut down
-
-
-def check_journal(config: Config, spec: SegmentSpec) -> None:
-    """Raises the RunError with which a start would refuse the replay of a run, or its identity; writes nothing."""
-    run = RunIdentity(config.directory).name
-    if not config.replay.journal:
-        return
-    directory = Path(config.directory, "replay")
-    Header(directory, config.compatibility_key, spec, run).read()
-    for path in sorted(directory.glob("s*-*")):
-        try:
-            os.close(open_regular(path, os.O_RDONLY))
-        except OSError as error:
-            raise unreadable(path, error) from None
 
 
 class SnapshotWriter(threading.Thread):

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import math
 
+from apex_jax.config import Config
+from apex_jax.host.errors import UsageError
+from apex_jax.types import SegmentSpec
+
 
 def least_error_buffer(samples_per_insert: float, largest_insert: int, largest_sample: int) -> float:
     """Returns the smallest error buffer, in samples, with which the two sides of a `RateLimiter` cannot deadlock."""
@@ -75,3 +79,24 @@ class RateLimiter:
     def _surplus(self) -> float:
         """Number of samples that drawing is behind the ratio; negative if it is ahead."""
         return self._samples_per_insert * (self.inserted - self.min_size_to_sample) - self.sampled
+
+
+def make_limiter(config: Config, spec: SegmentSpec) -> RateLimiter:
+    """Returns the run's rate limiter; raises UsageError if actors and learner would wait for each other."""
+    replay, insert, draw = config.replay, spec.max_transitions, config.learner.largest_sample
+    unit_samples = replay.min_size_to_sample * replay.samples_per_insert  # the samples of replay.error_buffer=1
+    least = least_error_buffer(replay.samples_per_insert, insert, draw)
+    if unit_samples and replay.error_buffer * unit_samples < least:
+        least_fraction = math.ceil(1e3 * least / unit_samples) / 1e3
+        raise UsageError(
+            f"replay.error_buffer={replay.error_buffer:g}: must be at least {least_fraction:g}, or actors and learner"
+            f" would wait for each other for ever: {insert} transitions are stored and {draw} drawn at a time, with"
+            f" replay.min_size_to_sample={replay.min_size_to_sample} and"
+            f" replay.samples_per_insert={replay.samples_per_insert:g}; raise it, or lower learner.updates_per_call or"
+            " learner.batch_size"
+        )
+    return RateLimiter(
+        min_size_to_sample=replay.min_size_to_sample,
+        samples_per_insert=replay.samples_per_insert,
+        error_buffer=replay.error_buffer * unit_samples,
+    )

@@ -5,17 +5,15 @@ It has no socket and no clock: the caller, a server or a test, passes the time.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 
 import numpy as np
 
 from apex_jax.config import Config
-from apex_jax.host.errors import UsageError
 from apex_jax.replay.buffer import ReplayBuffer, Sample
 from apex_jax.replay.journal import Journal
 from apex_jax.replay.ledger import Ledger
-from apex_jax.replay.rate_limiter import RateLimiter, least_error_buffer
+from apex_jax.replay.rate_limiter import make_limiter
 from apex_jax.types import Columns, SegmentRecord, SegmentSpec
 
 
@@ -106,24 +104,3 @@ class Replay:
             "replay/samples_per_insert": self.samples_per_insert,
             **self.journal.metrics(),
         }
-
-
-def make_limiter(config: Config, spec: SegmentSpec) -> RateLimiter:
-    """Returns the run's rate limiter; raises UsageError if actors and learner would wait for each other."""
-    replay, insert, draw = config.replay, spec.max_transitions, config.learner.largest_sample
-    unit_samples = replay.min_size_to_sample * replay.samples_per_insert  # the samples of replay.error_buffer=1
-    least = least_error_buffer(replay.samples_per_insert, insert, draw)
-    if unit_samples and replay.error_buffer * unit_samples < least:
-        least_fraction = math.ceil(1e3 * least / unit_samples) / 1e3
-        raise UsageError(
-            f"replay.error_buffer={replay.error_buffer:g}: must be at least {least_fraction:g}, or actors and learner"
-            f" would wait for each other for ever: {insert} transitions are stored and {draw} drawn at a time, with"
-            f" replay.min_size_to_sample={replay.min_size_to_sample} and"
-            f" replay.samples_per_insert={replay.samples_per_insert:g}; raise it, or lower learner.updates_per_call or"
-            " learner.batch_size"
-        )
-    return RateLimiter(
-        min_size_to_sample=replay.min_size_to_sample,
-        samples_per_insert=replay.samples_per_insert,
-        error_buffer=replay.error_buffer * unit_samples,
-    )

@@ -30,9 +30,6 @@ from typing import IO, Any, NamedTuple, SupportsFloat, TypeGuard
 
 import numpy as np
 from numpy.typing import ArrayLike
-from tensorboardX.proto.event_pb2 import Event
-from tensorboardX.proto.summary_pb2 import Summary
-from tensorboardX.record_writer import masked_crc32c
 
 from apex_jax.host.disk import naming, open_regular, read_regular
 
@@ -206,6 +203,9 @@ def append_event(path: Path, now: float, step: int, values: Mapping[str, float])
     tensorboardX's SummaryWriter is not used, only its message types: its thread ends at the first disk error; then its
     queue of ten is never emptied, and the eleventh `add_scalar` blocks forever.
     """
+    from tensorboardX.proto.event_pb2 import Event  # not at the top: it takes 0.3 s, and the start of a run writes none
+    from tensorboardX.proto.summary_pb2 import Summary
+
     scalars = [Summary.Value(tag=tag, simple_value=value) for tag, value in values.items()]
     record = _record(Event(wall_time=now, step=step, summary=Summary(value=scalars)))
     with _open_to_append(path) as file:
@@ -215,6 +215,8 @@ def append_event(path: Path, now: float, step: int, values: Mapping[str, float])
 
 def _record(event: Any) -> bytes:
     """Returns a message framed as a TFRecord: length, checksum of the length, message, checksum of the message."""
+    from tensorboardX.record_writer import masked_crc32c
+
     body: bytes = event.SerializeToString()
     length = struct.pack("<Q", len(body))
     return length + struct.pack("<I", masked_crc32c(length)) + body + struct.pack("<I", masked_crc32c(body))

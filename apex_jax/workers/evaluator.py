@@ -28,7 +28,6 @@ from apex_jax.host.errors import RunError
 from apex_jax.links.weights_client import Weights, WeightsClient
 from apex_jax.operations.pages import write_report
 from apex_jax.plotting.video import video_of_run
-from apex_jax.policy import restore_params
 from apex_jax.process import ROLE_NUMBERS, SUPERVISED, StopSignal, process_rng
 from apex_jax.run.evaluations import Evaluation, run_directory_of
 from apex_jax.run.params_file import keep_if_best
@@ -291,6 +290,8 @@ def evaluate_checkpoint(config: Config, environment_spec: EnvironmentSpec, stop:
 
 def saved_weights(config: Config, run_directory: str, algorithm: Algorithm, updates: int | None = None) -> Weights:
     """Returns the params of the newest checkpoint, or of the one after `updates`. Raises RunError."""
+    from apex_jax.policy import restore_params  # not at the top: few evaluators need orbax, which takes 0.3 s
+
     params, progress = restore_params(config, run_directory, algorithm, updates)
     return Weights(
         params=params,

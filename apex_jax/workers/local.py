@@ -30,8 +30,8 @@ from apex_jax.operations.progress import ProgressReader, RunProgress
 from apex_jax.operations.records import RoleWatch, remove_reports
 from apex_jax.operations.storage_copy import LAST_COPY_SECONDS, fetch_missing
 from apex_jax.process import FETCHED, STOPPING, STOPPING_AFTER_THE_END, SUPERVISED, StopSignal, acknowledge
-from apex_jax.replay.journal import check_journal
-from apex_jax.replay.replay import make_limiter
+from apex_jax.replay.header import check_journal
+from apex_jax.replay.rate_limiter import make_limiter
 from apex_jax.run.checkpoint_files import checkpoint_steps
 from apex_jax.run.environment_spec import record_environment_spec
 from apex_jax.run.provenance import changed_settings, check_resumable, playing_arguments, record_start

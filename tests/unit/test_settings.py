@@ -19,7 +19,7 @@ from apex_jax.config.rules import check
 from apex_jax.environments.environment import describe
 from apex_jax.host.errors import UsageError
 from apex_jax.host.program import CONFIGS
-from apex_jax.replay.replay import make_limiter
+from apex_jax.replay.rate_limiter import make_limiter
 from apex_jax.transport import wire
 from apex_jax.transport.messages import ActorHello
 from tests.rigs.usage import message, write

@@ -10,8 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from apex_jax.replay.header import JournalError
-from apex_jax.replay.journal import check_journal
+from apex_jax.replay.header import JournalError, check_journal
 from tests.rigs.journals import World, config_of, files, flip, wait_for_snapshots, warnings
 from tests.rigs.links import CONFIG, SPEC
 

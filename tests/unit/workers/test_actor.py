@@ -68,7 +68,12 @@ def dqn_of(config: Config) -> Algorithm:
 @pytest.fixture
 def act(tmp_path: Path, context: zmq.Context, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Acting]:
     """Has an actor of the given actor number act for some calls."""
-    overrides = ["actor.environments=4", "actor.environments_per_step=3", f"actor.ladder_size={LADDER}"]
+    overrides = [
+        "processes=many",
+        "actor.environments=4",
+        "actor.environments_per_step=3",
+        f"actor.ladder_size={LADDER}",
+    ]
     config = load(ROOT / "configs" / "catch.yaml", overrides).replace(run_directory=str(tmp_path))
 
     dqn = dqn_of(config.replace(run_directory=""))

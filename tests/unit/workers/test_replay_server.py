@@ -15,7 +15,7 @@ import zmq
 
 from apex_jax.config import AddressConfig, Config, ReplayConfig
 from apex_jax.host.errors import RunError, UsageError
-from apex_jax.replay.replay import make_limiter
+from apex_jax.replay.rate_limiter import make_limiter
 from apex_jax.run.metrics import read_metrics
 from apex_jax.transport import sockets
 from apex_jax.transport.messages import (

@@ -16,7 +16,7 @@ from apex_jax.workers import local, series
 from tests.rigs.processes import ROOT
 from tests.rigs.runs import make_run
 
-CONFIG = load(ROOT / "configs" / "catch.yaml", ["seed=1"])
+CONFIG = load(ROOT / "configs" / "catch.yaml", ["seed=1", "processes=many"])
 
 
 class Trainer:
