@@ -75,9 +75,9 @@ BUDGETS = {
         "host": 372,
     },
     "tests": {
-        "unit": 12_613,
+        "unit": 12_585,
         "rigs": 2_540,
-        "system": 2_659,
+        "system": 2_657,
         "faults": 1_413,
         "simulation": 1_441,
         "fuzz": 883,

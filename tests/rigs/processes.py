@@ -120,9 +120,8 @@ class Programs:
 
 def catch(directory: Path, *arguments: str) -> tuple[str, ...]:
     """Returns the arguments of a run of Catch whose metrics come often."""
-    config = str(ROOT / "configs" / "catch.yaml")
-    often = ("processes=many", "metrics_interval_seconds=0.25")
-    return ("--config", config, f"run_directory={directory}", *often, *arguments)
+    given = f"run_directory={directory}", "processes=many", "metrics_interval_seconds=0.25"
+    return ("--config", str(ROOT / "configs" / "catch.yaml"), *given, *arguments)
 
 
 def values(directory: Path, name: str, tag: str) -> list[float]:

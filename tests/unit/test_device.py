@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import jax
 import pytest
@@ -29,6 +31,19 @@ def environ(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     return environ
 
 
+@pytest.fixture
+def machine_without(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str], None]:
+    """Has this process find a GPU and JAX's plugin for it, but for the one of both that the machine lacks."""
+
+    def prepare(lacks: str) -> None:
+        (tmp_path / "nvidia0").touch()
+        monkeypatch.setattr(device, "GPU_FILES", (tmp_path / ("missing" if lacks == "file" else "nvidia0"),))
+        plugins = ("no_such_plugin", "no_such_plugin" if lacks == "plugin" else "json")
+        monkeypatch.setattr(device, "CUDA_PLUGINS", plugins)
+
+    return prepare
+
+
 @pytest.mark.parametrize(
     ("role", "platform"),
     [("learner", "cuda"), ("actor", "cpu"), ("replay", "cpu"), ("evaluator", "cpu"), ("local", None)],
@@ -46,25 +61,18 @@ def test_actor_and_evaluator_leave_memory_of_a_shared_gpu_to_the_learner(environ
     assert environ.get("XLA_PYTHON_CLIENT_PREALLOCATE") == (None if role == "learner" else "false")
 
 
-@pytest.mark.parametrize(("learner", "evaluator", "gpu", "platform"), [
-    ("auto", "auto", True, None),  # left to JAX, as for the learner
-    ("auto", "auto", False, "cpu"),
-    ("auto", "gpu", False, "cuda"),
-    ("gpu", "auto", False, "cpu"),  # the learner's GPU is that of another machine
-    ("cpu", "auto", True, "cpu"),
-    ("cpu", "gpu", True, "cuda"),
+@pytest.mark.parametrize(("learner", "evaluator", "lacks", "platform"), [
+    ("auto", "auto", "", None),  # left to JAX, as for the learner
+    ("auto", "auto", "file", "cpu"),
+    ("auto", "gpu", "file", "cuda"),
+    ("gpu", "auto", "file", "cpu"),  # the learner's GPU is that of another machine
+    ("cpu", "auto", "", "cpu"),
+    ("cpu", "gpu", "", "cuda"),
 ])  # fmt: skip
 def test_evaluator_uses_the_gpu_where_the_learner_does(
-    environ: dict[str, str],
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-    learner: str,
-    evaluator: str,
-    gpu: bool,
-    platform: str | None,
+    environ: dict[str, str], machine_without: Any, learner: str, evaluator: str, lacks: str, platform: str | None
 ) -> None:
-    monkeypatch.setattr(device, "GPU_FILES", (tmp_path if gpu else tmp_path / "missing",))
-    monkeypatch.setattr(device, "CUDA_PLUGINS", ("json",))
+    machine_without(lacks)
     choose_device("evaluator", load(None, [f"learner.device={learner}", f"evaluator.device={evaluator}"]))
     assert environ.get("JAX_PLATFORMS") == platform
 
@@ -118,18 +126,10 @@ def test_machine_chooses_the_number_of_actors(cores: int, gpu: bool, number: int
     ("learner.device=cpu", {}, "", False),
 ])  # fmt: skip
 def test_gpu_is_found_without_jax(
-    environ: dict[str, str],
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-    setting: str,
-    variables: dict[str, str],
-    lacks: str,
-    found: bool,
+    environ: dict[str, str], machine_without: Any, setting: str, variables: dict[str, str], lacks: str, found: bool
 ) -> None:
     environ |= variables
-    (tmp_path / "nvidia0").touch()
-    monkeypatch.setattr(device, "GPU_FILES", (tmp_path / ("missing" if lacks == "file" else "nvidia0"),))
-    monkeypatch.setattr(device, "CUDA_PLUGINS", ("no_such_plugin", "no_such_plugin" if lacks == "plugin" else "json"))
+    machine_without(lacks)
     assert device.has_gpu(load(None, [setting])) == found
 
 

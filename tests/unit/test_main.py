@@ -146,6 +146,5 @@ def test_installed_program_is_the_command_with_the_configurations_in_the_package
     name, checkout, configs, command, typed = names_of(tmp_path, argv0)
     assert (name, checkout, typed) == ("apex-jax", "None", "apex-jax")
     assert configs == str(tmp_path / "apex_jax" / "configs")
-    assert command == [sys.executable, "-P", "-m", "apex_jax"], (
-        "no file of the working directory stands in for a module"
-    )
+    # With -P, no file of the working directory stands in for a module.
+    assert command == [sys.executable, "-P", "-m", "apex_jax"]

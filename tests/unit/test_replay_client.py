@@ -33,6 +33,15 @@ def numbers_drawn(client: ReplayClient, count: int, timeout_seconds: float = 60.
     return np.concatenate([client.sample(timeout_seconds).items["number"] for _ in range(count)])
 
 
+def filled(served: Served, items: int, *settings: str) -> ReplayClient:
+    """Returns a client of a server with these settings that has stored so many items."""
+    served.start(*settings)
+    client = served.client(*settings)
+    client.insert(items_of(range(items)))
+    client.flush()
+    return client
+
+
 def use(client: ReplayClient, act: str, items: dict[str, np.ndarray]) -> None:
     """Uses one link of a client until the server has answered."""
     if act == "draw":
@@ -66,10 +75,7 @@ def test_weights_are_those_of_the_formula(served: Served) -> None:
 
 
 def test_next_draw_follows_the_priorities_written_before_it(served: Served) -> None:
-    served.start()
-    client = served.client()
-    client.insert(items_of(range(14)))
-    client.flush()
+    client = filled(served, 14)
     items, _, handles = client.sample()
     assert set(items["number"]) == set(range(14))
     client.update_priorities(handles, np.where(items["number"] == 5, 1.0, 1e-12))
@@ -119,10 +125,7 @@ def test_insert_blocks_while_the_server_takes_nothing_and_goes_on_once_it_does(s
 
 def test_rate_limiter_makes_the_reader_wait_for_inserts(served: Served) -> None:
     ratio = ("replay.samples_per_insert=8", "replay.min_size_to_sample=50", "learner.updates_per_call=1")
-    served.start(*ratio, "replay.error_buffer=1")
-    client = served.client(*ratio)
-    client.insert(items_of(range(56)))
-    client.flush()
+    client = filled(served, 56, *ratio, "replay.error_buffer=1")
     with pytest.raises(TimeoutError, match=r"replay.samples_per_insert=8 asks for more inserts"):
         numbers_drawn(client, 100, timeout_seconds=0.5)
     client.insert(items_of(range(56, 112)))
@@ -130,10 +133,7 @@ def test_rate_limiter_makes_the_reader_wait_for_inserts(served: Served) -> None:
 
 
 def test_draw_of_too_few_items_times_out_with_the_reason_and_a_program_may_poll(served: Served) -> None:
-    served.start("replay.min_size_to_sample=50")
-    client = served.client("replay.min_size_to_sample=50")
-    client.insert(items_of(range(49)))
-    client.flush()
+    client = filled(served, 49, "replay.min_size_to_sample=50")
     with pytest.raises(TimeoutError, match=r"after 0.5 s: .*replay.min_size_to_sample=50 items"):
         client.sample(timeout_seconds=0.5)
     client.insert(items_of(range(49, 50)))
@@ -183,10 +183,7 @@ def test_key_that_the_server_does_not_know_is_one_error(
 
 def test_second_reader_is_refused_and_a_later_one_is_not(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sampling_client, "REFUSED_SECONDS", 0.5)
-    served.start()
-    first = served.client()
-    first.insert(items_of(range(7)))
-    first.flush()
+    first = filled(served, 7)
     first.sample()
     with pytest.raises(RunError, match="another learner"):
         served.client().sample()
@@ -211,12 +208,9 @@ def test_items_that_do_not_fit_are_refused_before_anything_is_inserted(
 
 
 def test_priorities_that_do_not_fit_the_batch_are_refused(served: Served) -> None:
-    served.start()
-    client = served.client()
+    client = filled(served, 7)
     with pytest.raises(ValueError, match="it has drawn nothing"):
         client.update_priorities(None, np.ones(BATCH))  # type: ignore[arg-type]
-    client.insert(items_of(range(7)))
-    client.flush()
     handles = client.sample().handles
     for wrong in (np.ones(BATCH - 1), np.zeros(BATCH), np.full(BATCH, np.nan)):
         with pytest.raises(ValueError, match="priorities are"):
@@ -234,7 +228,4 @@ def test_wrong_settings_are_one_line_of_an_error(served: Served) -> None:
 
 def test_client_loads_neither_jax_nor_envpool() -> None:
     code = "import sys; from apex_jax import ReplayClient; print({'jax', 'envpool', 'torch'} & set(sys.modules))"
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True
-    )
-    assert done.stdout == "set()\n"
+    assert subprocess.check_output([sys.executable, "-c", code], cwd=ROOT, text=True, timeout=60) == "set()\n"

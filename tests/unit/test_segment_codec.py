@@ -16,9 +16,7 @@ from apex_jax.config import Config
 from apex_jax.types import ActionSpec, Columns, Segment, SegmentRecord, SegmentSpec
 from tests.rigs.agents import assert_equal_bits
 
-SMALL = SegmentSpec(
-    frame_shape=(5, 7), frame_dtype="uint8", frame_stack=4, slots=16, n_step=3, action=ActionSpec.discrete(6)
-)
+SMALL = SegmentSpec((5, 7), "uint8", frame_stack=4, slots=16, n_step=3, action=ActionSpec.discrete(6))
 VECTOR = SMALL._replace(frame_shape=(3,), frame_dtype="float32")
 
 

@@ -21,12 +21,8 @@ from apex_jax.types import ActionSpec, Column, Columns, SegmentSpec, zero_column
 from tests.rigs.agents import CONTINUOUS
 from tests.rigs.links import SPEC, segment_of
 
-PIXELS = SegmentSpec(
-    frame_shape=(6, 5), frame_dtype="uint8", frame_stack=4, slots=12, n_step=3, action=ActionSpec.discrete(6)
-)
-VECTORS = SegmentSpec(
-    frame_shape=(7,), frame_dtype="float32", frame_stack=1, slots=9, n_step=2, action=ActionSpec.discrete(2)
-)
+PIXELS = SegmentSpec((6, 5), "uint8", frame_stack=4, slots=12, n_step=3, action=ActionSpec.discrete(6))
+VECTORS = SegmentSpec((7,), "float32", frame_stack=1, slots=9, n_step=2, action=ActionSpec.discrete(2))
 CAPACITY = 24
 
 specs = pytest.mark.parametrize("spec", [PIXELS, VECTORS], ids=["pixels", "vectors"])
@@ -111,9 +107,8 @@ def test_gathered_transitions_are_the_windows_of_the_segment(spec: SegmentSpec) 
 
 @specs
 def test_store_bytes_equals_the_bytes_of_its_arrays(spec: SegmentSpec) -> None:
-    assert store_bytes(spec, CAPACITY) == sum(
-        array.nbytes for array in arrays_of(create_store(spec, CAPACITY)).values()
-    )
+    arrays = arrays_of(create_store(spec, CAPACITY))
+    assert store_bytes(spec, CAPACITY) == sum(array.nbytes for array in arrays.values())
 
 
 def travelled(spec: SegmentSpec, **columns: np.ndarray) -> Any:
@@ -192,28 +187,22 @@ def test_outputs_and_gradients_are_those_of_the_plain_convolution(
         assert np.linalg.norm(a - b) <= tolerance * np.linalg.norm(b)
 
 
-@pytest.mark.parametrize(("backend", "settings", "frame_shape", "of_convolution", "of_frames"), [
-    ("gpu", {}, (84, 84), 4, 4),
-    ("cpu", {}, (84, 84), 1, 1),
-    ("gpu", {}, (86, 86), 4, 1),  # frames with a rest stay whole
-    ("gpu", {}, (24, 40, 3), 4, 4),
-    ("gpu", {"kernel_sizes": (6, 4, 3)}, (84, 84), 1, 1),
-    ("gpu", {"torso": "impala"}, (84, 84), 1, 1),
-    ("gpu", {"channels": (), "kernel_sizes": (), "strides": ()}, (84, 84), 1, 1),
-    ("gpu", {}, (17,), 4, 1),  # vectors
+@pytest.mark.parametrize(("backend", "settings", "frame_shape", "sizes"), [  # sizes: of the convolution, of the frames
+    ("gpu", {}, (84, 84), (4, 4)),
+    ("cpu", {}, (84, 84), (1, 1)),
+    ("gpu", {}, (86, 86), (4, 1)),  # frames with a rest stay whole
+    ("gpu", {}, (24, 40, 3), (4, 4)),
+    ("gpu", {"kernel_sizes": (6, 4, 3)}, (84, 84), (1, 1)),
+    ("gpu", {"torso": "impala"}, (84, 84), (1, 1)),
+    ("gpu", {"channels": (), "kernel_sizes": (), "strides": ()}, (84, 84), (1, 1)),
+    ("gpu", {}, (17,), (4, 1)),  # vectors
 ])  # fmt: skip
 def test_blocks_are_used_on_a_gpu_if_the_stride_divides_the_kernel_and_for_frames_that_it_divides(
-    backend: str,
-    settings: dict[str, Any],
-    frame_shape: tuple[int, ...],
-    of_convolution: int,
-    of_frames: int,
-    monkeypatch: pytest.MonkeyPatch,
+    backend: str, settings: dict[str, Any], frame_shape: Any, sizes: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(jax, "default_backend", lambda: backend)
     network = NetworkConfig(**settings)
-    assert block_size(network) == of_convolution
-    assert frame_block_size(network, frame_shape) == of_frames
+    assert (block_size(network), frame_block_size(network, frame_shape)) == sizes
 
 
 @pytest.mark.long

@@ -18,8 +18,7 @@ from apex_jax.config.load import load
 from apex_jax.config.rules import check
 from apex_jax.host.errors import UsageError
 from apex_jax.host.program import CONFIGS
-from tests.rigs import reference
-from tests.rigs.agents import PIXELS, twin_params
+from tests.rigs.agents import PIXELS
 
 
 def random_params(dqn: Algorithm, scale: float = 1.0) -> Any:
@@ -41,33 +40,18 @@ def test_network_of_the_paper_has_its_3_3_million_parameters() -> None:
     assert sum(leaf.size for leaf in jax.tree.leaves(params)) == convolutions + streams == 3_293_863
 
 
-def test_pixels_are_scaled_to_0_1_and_frames_are_the_channels() -> None:
-    network = NetworkConfig(channels=(2,), kernel_sizes=(3,), strides=(2,), hidden_units=8)
-    spec = PIXELS._replace(frame_shape=(7, 7))
-    dqn = make_dqn(Config(network=network), spec)
-    params = random_params(dqn)
-    pixels = np.random.default_rng(8).integers(0, 256, (1, 4, 7, 7), dtype=np.uint8)
-    kernel, bias = params["params"]["Conv_0"]["kernel"], params["params"]["Conv_0"]["bias"]  # [3, 3, F, 2], [2]
-    features = np.zeros((1, 3, 3, 2))
-    for y in range(3):
-        for x in range(3):
-            window = pixels[0, :, 2 * y : 2 * y + 3, 2 * x : 2 * x + 3] / 255
-            features[0, y, x] = np.maximum(np.einsum("fij,ijfc->c", window, kernel) + bias, 0)
-    layers = {"params": {name: layer for name, layer in params["params"].items() if name != "Conv_0"}}
-    q, _ = reference.DuelingNetwork().forward(twin_params(layers), features.reshape(1, -1))
-    np.testing.assert_allclose(q_values(dqn, params, pixels), q[0], rtol=1e-4, atol=1e-4)
-
-
 def normalized(x: np.ndarray, norm: dict[str, np.ndarray]) -> np.ndarray:
     """Returns layer normalization of one vector or image over all its elements."""
     scaled = (x - x.mean()) / np.sqrt(x.var() + 1e-6)
     return scaled * np.asarray(norm["scale"]) + np.asarray(norm["bias"])
 
 
-@pytest.mark.parametrize("dueling", [True, False])
-def test_layer_norm_is_of_the_last_convolution_and_of_each_hidden_layer_before_their_relus(dueling: bool) -> None:
+@pytest.mark.parametrize(("dueling", "layer_norm"), [(True, True), (False, True), (True, False)])
+def test_pixels_become_0_to_1_frames_channels_and_layer_norm_is_of_last_convolution_and_hidden_layers_before_relus(
+    dueling: bool, layer_norm: bool
+) -> None:
     sizes = {"channels": (3, 2), "kernel_sizes": (3, 1), "strides": (2, 1)}
-    config = NetworkConfig(**sizes, hidden_units=8, dueling=dueling, layer_norm=True)  # type: ignore[arg-type]
+    config = NetworkConfig(**sizes, hidden_units=8, dueling=dueling, layer_norm=layer_norm)  # type: ignore[arg-type]
     dqn = make_dqn(Config(network=config), PIXELS._replace(frame_shape=(7, 7)))
     params = random_params(dqn)
     layers, pixels = params["params"], np.random.default_rng(8).integers(0, 256, (1, 4, 7, 7), dtype=np.uint8)
@@ -77,11 +61,13 @@ def test_layer_norm_is_of_the_last_convolution_and_of_each_hidden_layer_before_t
             window = pixels[0, :, 2 * y : 2 * y + 3, 2 * x : 2 * x + 3] / 255
             first = np.einsum("fij,ijfc->c", window, layers["Conv_0"]["kernel"]) + layers["Conv_0"]["bias"]
             features[y, x] = np.maximum(first, 0) @ layers["Conv_1"]["kernel"][0, 0] + layers["Conv_1"]["bias"]
-    torso = np.maximum(normalized(features, layers["torso_norm"]), 0).ravel()
+    torso = np.maximum(normalized(features, layers["torso_norm"]) if layer_norm else features, 0).ravel()
     hidden = np.split(torso @ layers["hidden"]["kernel"] + layers["hidden"]["bias"], 1 + dueling)
-    norms = [{name: x[stream] for name, x in layers["hidden_norm"].items()} for stream in range(1 + dueling)]
-    streams = [np.maximum(normalized(x, norm), 0) for x, norm in zip(hidden, norms, strict=True)]
+    if layer_norm:
+        norms = [{name: x[stream] for name, x in layers["hidden_norm"].items()} for stream in range(1 + dueling)]
+        hidden = [normalized(x, norm) for x, norm in zip(hidden, norms, strict=True)]
     names = ["value", "advantage"] if dueling else ["q"]
+    streams = [np.maximum(x, 0) for x in hidden]
     heads = [x @ layers[name]["kernel"] + layers[name]["bias"] for x, name in zip(streams, names, strict=True)]
     q = heads[0] + heads[1] - heads[1].mean() if dueling else heads[0]
     np.testing.assert_allclose(q_values(dqn, params, pixels), q, rtol=1e-4, atol=1e-4)

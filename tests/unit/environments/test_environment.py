@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -151,15 +150,9 @@ def test_reset_to_fewer_lives_is_no_lost_life(monkeypatch: pytest.MonkeyPatch) -
     assert [bool(step.life_lost[0]) for step in steps] == [False, False, False, False, True]
 
 
-@pytest.fixture(scope="module")
-def pong() -> Iterator[VectorEnvironment]:
+def test_reset_starts_new_episodes_also_in_mid_game() -> None:
     settings = config("Pong-v5", frame_size=42)
-    pool = VectorEnvironment(settings, describe(settings), np.array([1, 2]), 50_000)
-    yield pool
-    pool.close()
-
-
-def test_reset_starts_new_episodes_also_in_mid_game(pong: VectorEnvironment) -> None:
+    pong = VectorEnvironment(settings, describe(settings), np.array([1, 2]), 50_000)
     for _ in range(30):
         step = pong.receive()
         pong.send(np.array([2, 3], np.int32), step.env_id)
@@ -169,7 +162,7 @@ def test_reset_starts_new_episodes_also_in_mid_game(pong: VectorEnvironment) -> 
     assert step.first.all()
     assert (step.observation == step.observation[:, :1]).all()  # an initial stack repeats one frame
     np.testing.assert_array_equal(step.reward, 0)
-    pong.send(np.array([0, 0], np.int32), step.env_id)
+    pong.close()
 
 
 @pytest.mark.parametrize(("task", "has_simulator"), [

@@ -179,9 +179,10 @@ def test_exception_of_an_environment_is_one_line(at: str, own_processes: bool) -
         play(settings, [1, 2], 10)
 
 
-def test_death_of_an_environment_s_process_is_one_line_with_its_exit_code() -> None:
+@pytest.mark.parametrize("made", ["true", "false"])
+def test_death_of_an_environment_s_process_when_it_is_made_or_later_is_one_line_with_its_exit_code(made: str) -> None:
     with pytest.raises(BrokenEnvironment, match="exit code 7"):
-        play(config(f"{OWN}Dies", True), [1, 2], 10)
+        play(config(f"{OWN}Dies", True, f"environment.settings={{made: {made}}}"), [1, 2], 10)
 
 
 def test_hanging_environment_is_one_line_and_its_process_is_ended(
@@ -243,12 +244,6 @@ def test_environment_that_cannot_be_made_in_its_process_is_one_line_and_ends_the
     leaders, started = processes_of(processes)
     assert len(leaders) == 3
     wait_for_the_end_of(leaders, started)
-
-
-def test_environment_that_ends_its_process_when_it_is_made_is_one_line_with_the_exit_code() -> None:
-    settings = config(f"{OWN}Dies", True, "environment.settings={made: true}")
-    with pytest.raises(BrokenEnvironment, match="exit code 7"):
-        describe(settings)
 
 
 SCRIPT = f"""

@@ -18,7 +18,6 @@ from gymnasium import spaces
 from gymnasium.spaces import Box, Discrete, MultiBinary
 from gymnasium.vector.utils import concatenate, create_empty_array
 
-from apex_jax.agent.algorithm import Action
 from apex_jax.config import Config
 from apex_jax.config.load import load
 from apex_jax.environments import gymnasium_tasks
@@ -107,11 +106,11 @@ def test_policy_takes_what_the_environment_returns_alone_in_a_batch_and_flattene
 class Seen:
     """An algorithm that always acts `action`."""
 
-    action = 0
+    action: Any = np.int32(0)
 
     def act(self, params: Any, stacks: np.ndarray, *_: Any) -> Any:
         self.vectors = stacks[:, 0]
-        return SimpleNamespace(action=np.full(len(stacks), self.action, np.int32), value=np.zeros(len(stacks)))
+        return SimpleNamespace(action=np.stack([self.action] * len(stacks)), value=np.zeros(len(stacks)))
 
 
 @pytest.mark.parametrize(("name", "observation", "message"), [
@@ -323,20 +322,13 @@ def test_space_contains_every_action_of_actors_and_policies(what: str) -> None:
     environment_spec = describe(settings)
     spec = environment_spec.spec
     environment = VectorEnvironment(settings, environment_spec, np.zeros(1, np.int64), 60)
-
-    class Algorithm:
-        action: np.ndarray
-
-        def act(self, params: Any, observation: np.ndarray, *_: Any) -> Any:
-            return Action(self.action, np.zeros(1), np.zeros(1))  # type: ignore[arg-type]
-
-    algorithm = Algorithm()
+    algorithm = Seen()
     space: Any = environments.Acts(what).action_space
     bounds = (5, 6) if what == "start" else (space.low, space.high)
     environment.receive()
     for end, bound in zip((spec.action.low, spec.action.high), bounds, strict=True):
-        algorithm.action = np.full((1, *spec.action.shape), end, spec.action.dtype)
-        environment.send(algorithm.action, np.zeros(1, np.int32))
+        algorithm.action = np.full(spec.action.shape, end, spec.action.dtype)
+        environment.send(algorithm.action[None], np.zeros(1, np.int32))
         environment.receive()
         of_policy = Policy(algorithm, {}, environment_spec)(environments.Corridor().observation())  # type: ignore[arg-type]
         assert space.contains(of_policy)
@@ -359,7 +351,7 @@ def test_every_combination_of_several_discrete_parts_reaches_the_environment_and
     for number in range(24):
         environment.send(np.array([number], np.int32), np.zeros(1, np.int32))
         environment.receive()
-        seen.action = number
+        seen.action = np.int32(number)
         of_policy = policy(environments.Corridor().observation())
         assert environments.Combines().action_space.contains(of_policy)
         np.testing.assert_array_equal(of_policy, environments.Combines.actions[-1])

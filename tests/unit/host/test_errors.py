@@ -20,9 +20,7 @@ def test_any_value_is_shown_on_one_short_printable_line(value: object) -> None:
 
 def test_values_are_shown_as_a_user_writes_them() -> None:
     assert [short_repr(value) for value in (True, None, 0.5, "a b")] == ["true", "", "0.5", "a b"]
-    assert short_repr(10**5000) == "(a number of thousands of digits)", (
-        "Python writes no integer of more than 4,300 digits"
-    )
+    assert short_repr(10**5000) == "(a number of thousands of digits)", "Python writes none of more than 4,300 digits"
     assert short_repr("x" * 81) == "x" * 77 + "..."
 
 

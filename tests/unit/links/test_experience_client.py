@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import zlib
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -83,16 +83,12 @@ def test_fault_30_an_actor_refused_for_its_version_ends_with_both_versions_in_on
     server = experience.server()
     encode = wire.encode
     hello = speaking(wire.PROTOCOL_VERSION + 1, ActorHello(1, KEY, 4))
-    monkeypatch.setattr(wire, "encode", lambda message: hello if is_hello(message) else encode(message))
+    monkeypatch.setattr(wire, "encode", lambda message: hello if isinstance(message, ActorHello) else encode(message))
     stream = experience.stream()
     server.until(stream.finished.is_set)
     versions = f"protocol version {wire.PROTOCOL_VERSION}, this process version {wire.PROTOCOL_VERSION + 1}"
     assert f"server speaks {versions}: run the same release" in str(stream.error)
     assert str(stream.error).isprintable()
-
-
-def is_hello(message: Any) -> bool:
-    return isinstance(message, ActorHello)
 
 
 class Kept(NamedTuple):

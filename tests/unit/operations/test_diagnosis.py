@@ -17,13 +17,7 @@ from apex_jax.config import (
     MetricsConfig,
     ReplayConfig,
 )
-from apex_jax.operations.diagnosis import (
-    ENDLESS_SECONDS,
-    PATIENCE_SECONDS,
-    REFUSED_SECONDS,
-    SILENCE_SECONDS,
-    Diagnosis,
-)
+from apex_jax.operations.diagnosis import ENDLESS_SECONDS, PATIENCE_SECONDS, REFUSED_SECONDS, SILENCE_SECONDS, Diagnosis
 from apex_jax.operations.progress import ProgressReader
 from apex_jax.run.metrics import MetricsWriter
 

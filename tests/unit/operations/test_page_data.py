@@ -103,10 +103,8 @@ def test_newest_runs_beside_it_with_its_task_are_compared(tmp_path: Path, monkey
         assert series[2]["y"] == [4.0, 5.0]
     write_lines(tmp_path / "older" / "metrics" / "evaluator.jsonl", [(60.0, 1.0, {"eval/episodic_return": 7.0})])
     (tmp_path / "older" / "evaluations.jsonl").touch()
-    assert {name: curve.returns.tolist() for name, curve in others.read().items()} == {
-        "older": [7.0],
-        "new": [4.0, 5.0],
-    }
+    compared = {name: curve.returns.tolist() for name, curve in others.read().items()}
+    assert compared == {"older": [7.0], "new": [4.0, 5.0]}
 
 
 def test_speed_of_the_actors_is_the_growth_of_the_frames(tmp_path: Path) -> None:

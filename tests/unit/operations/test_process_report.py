@@ -253,10 +253,8 @@ def test_whole_run_and_each_role_serve_their_status(tmp_path: Path) -> None:
         assert {report["role"] for report in found.values()} == {"replay", "learner", "actor", "evaluator"}
         asked = programs.start("status", address)
         assert asked.exit_code() == 0
-        assert [line.split()[0] for line in asked.stdout.splitlines()[1:6]] == [
-            "local",
-            *(f"local/{name}" for name in found),
-        ]
+        named = [line.split()[0] for line in asked.stdout.splitlines()[1:6]]
+        assert named == ["local", *(f"local/{name}" for name in found)]
 
 
 @pytest.mark.long

@@ -116,11 +116,8 @@ def test_a_run_directory_shows_its_processes_and_those_that_no_longer_report(
         path.parent.mkdir(exist_ok=True)
         path.write_text(json.dumps(LEARNER | {"reports": {"twice": {}}}))
     assert status_command.run([str(tmp_path)]) == 0
-    assert [line.split()[:2] for line in capsys.readouterr().out.splitlines()[1:4]] == [
-        ["learner", "learns"],
-        ["local", "learns"],
-        [],
-    ]
+    rows = [line.split()[:2] for line in capsys.readouterr().out.splitlines()[1:4]]
+    assert rows == [["learner", "learns"], ["local", "learns"], []]
     path.write_text("")  # a full disk
     assert status_command.run([str(tmp_path)]) == 1
     assert "local  its report cannot be read" in capsys.readouterr().out

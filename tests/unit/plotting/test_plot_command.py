@@ -30,6 +30,7 @@ def test_plot_command_draws_and_prints(tmp_path: Path, capsys: pytest.CaptureFix
 @pytest.mark.parametrize(("arguments", "message"), [
     ([], r"^plot: .*required: .*plot --help"),
     (["nowhere"], "nowhere: "),
+    (["."], r"metrics/\*\.jsonl"),
     (["empty"], "empty: "),
     (["a", "--output", "x.jpg"], r"--output x.jpg: .*\.png"),
     (["a", "--output", "nowhere/x.png"], "nowhere"),

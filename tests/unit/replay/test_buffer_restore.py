@@ -26,6 +26,13 @@ class Disk:
     def restore(self, buffer: ReplayBuffer, now_seconds: float) -> None:
         buffer.restore(self.segments, self.state, now_seconds)
 
+    def restored(self, capacity: int = 4, alpha: float = 1.0) -> ReplayBuffer:
+        """Returns a new buffer that was restored from this disk, and is sound."""
+        buffer = buffer_of(capacity, alpha)
+        self.restore(buffer, 0.0)
+        check_buffer(buffer)
+        return buffer
+
 
 def assert_same(one: ReplayBuffer, other: ReplayBuffer, now_seconds: float) -> None:
     check_buffer(one)
@@ -79,14 +86,12 @@ def test_segments_inserted_after_the_snapshot_get_their_initial_priorities(seed:
         indices = rng.integers(0, capacity * L, 40)
         buffer.update_priorities(indices, buffer.generations[indices // L].astype(np.int64), rng.random(40))
     disk.state = buffer.state(0.0) if rng.random() < 0.8 else None
-    twin = buffer_of(capacity)
-    disk.restore(twin, 0.0)  # here nothing is newer than the state
+    twin = disk.restored(capacity, alpha=0.6)  # here nothing is newer than the state
     for _ in range(int(rng.integers(0, 12))):
         body, priority = rng.bytes(3), random_columns(rng)["priority"]
         disk.insert(buffer, body, priority, 0.0)
         twin.insert(body, columns_of(priority), 0.0)
-    restored = buffer_of(capacity)
-    disk.restore(restored, 0.0)
+    restored = disk.restored(capacity, alpha=0.6)
     saved, known = (disk.state.inserted_segments, disk.state.max_priority) if disk.state is not None else (0, 0.0)
     live = disk.segments[-capacity:]
     since = [float(priority.max()) for number, _, priority in live if number > saved]
@@ -104,14 +109,12 @@ def test_with_a_smaller_capacity_the_newest_segments_keep_their_priorities(befor
     for slot, number in zip(*buffer.segments_since(newest, 99)[:2], strict=True):
         update(buffer, (int(slot) * L + 1, int(number), 100.0 + number))
     disk.state = buffer.state(0.0)
-    restored = buffer_of(after, alpha=1.0)
     disk.segments = disk.segments[-before:]
-    disk.restore(restored, 0.0)
+    restored = disk.restored(after)
     run = restored.segments_since(0, 99)
     assert run.bodies == tuple(bytes([number]) for number in range(newest + 1, 12))
     assert run.generations.tolist() == list(range(newest + 1, 12))
     assert [leaf(restored, slot * L + 1) for slot in run.ring_slots] == [100.0 + n for n in range(newest + 1, 12)]
-    check_buffer(restored)
     restored.insert(b"next", priorities_at(f2=1.0), 0.0)
     check_buffer(restored)
     assert restored.segments_since(0, 99).bodies[-1] == b"next"
@@ -123,10 +126,8 @@ def test_saved_priorities_that_contradict_their_segment_are_ignored() -> None:
     disk.insert(buffer, b"b", priorities_at(f1=4.0)["priority"], 0.0)
     disk.state = buffer.state(0.0)
     disk.state.leaves[:, 3], disk.state.leaves[:, 1] = 7.0, [0.0, 7.0]
-    restored = buffer_of(alpha=1.0)
-    disk.restore(restored, 0.0)
+    restored = disk.restored()
     assert (leaf(restored, 1), leaf(restored, L + 1), leaf(restored, L + 3)) == (4.0, 4.0, 0.0)
-    check_buffer(restored)
 
 
 def test_a_discarded_segment_stays_discarded_over_a_restart() -> None:
@@ -135,10 +136,8 @@ def test_a_discarded_segment_stays_discarded_over_a_restart() -> None:
     disk.insert(buffer, b"b", priorities_at(f1=4.0, f2=1.0)["priority"], 0.0)
     assert buffer.discard(np.array([1, 1, 0, 7]), np.array([2, 2, 9, 1])) == 1
     disk.state = buffer.state(0.0)
-    restored = buffer_of(alpha=1.0)
-    disk.restore(restored, 0.0)
+    restored = disk.restored()
     assert (leaf(restored, 1), leaf(restored, L + 1), restored.size_transitions) == (4.0, 0.0, 1)
-    check_buffer(restored)
 
 
 @pytest.mark.parametrize("missing", [{1}, {3}, {5}, {1, 2}, {2, 4}, {4, 5}, {1, 2, 3, 4, 5}])
@@ -152,9 +151,7 @@ def test_older_segments_move_up_into_gaps_and_keep_their_priorities(missing: set
     disk.segments = [segment for segment in disk.segments[1:] if segment[0] not in missing]
     left = [number for number in range(2, 6) if number not in missing]
     for _ in range(3):  # a second start finds the same gaps, and a state that knows how they were closed
-        restored = buffer_of(4, alpha=1.0)
-        disk.restore(restored, 0.0)
-        check_buffer(restored)
+        restored = disk.restored()
         run = restored.segments_since(0, 99)
         assert [body[0] for body in run.bodies] == left
         assert run.generations.tolist() == list(range(6 - len(left), 6))

@@ -16,9 +16,9 @@ from tests.rigs.journals import World, files, flip, wait_for_snapshots, warnings
 from tests.rigs.links import TRANSITIONS
 
 
-def restarted(directory: Path) -> World:
+def restarted(directory: Path, capacity: int = 9) -> World:
     """Returns a replay that continues from its directory as after a kill."""
-    world = World(directory, capacity=9)
+    world = World(directory, capacity)
     world.kill()
     return world
 
@@ -96,11 +96,10 @@ def filled(directory: Path, monkeypatch: pytest.MonkeyPatch, saved_at: tuple[int
 
 def check_complete(directory: Path) -> None:
     """Fails unless a restart has the newest four of 59 segments, and the counts of all."""
-    world = World(directory, capacity=4)
+    world = restarted(directory, capacity=4)
     assert world.numbers() == [56, 57, 58, 59]
     assert world.ledger.steps == 590
     assert world.ledger.totals()["stored"] == 59 * TRANSITIONS
-    world.kill()
 
 
 def test_files_are_deleted_once_both_snapshots_cover_them_and_their_segments_are_evicted(
@@ -179,9 +178,7 @@ def test_snapshot_never_deletes_the_file_being_written(tmp_path: Path, monkeypat
     world.save()
     world.store(*range(100, 300), now_seconds=13.0)
     world.kill()
-    world = World(tmp_path, capacity=2_000)
-    assert world.numbers() == [*range(1, 300)]
-    world.kill()
+    assert restarted(tmp_path, capacity=2_000).numbers() == [*range(1, 300)]
 
 
 class FullDisk:
@@ -218,10 +215,8 @@ def test_full_disk_is_counted_logged_once_and_retried(
     world.journal.flush(25.0)
     assert len(warnings(caplog)) == 1
     world.kill()
-    world = World(tmp_path, capacity=8)
-    assert world.numbers() == [1, 2, 3, 4, 5]
+    assert restarted(tmp_path).numbers() == [1, 2, 3, 4, 5]
     assert warnings(caplog) == []
-    world.kill()
 
 
 def test_pending_records_are_limited_by_the_ring(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -237,6 +232,4 @@ def test_pending_records_are_limited_by_the_ring(tmp_path: Path, monkeypatch: py
     disk.failures = 0
     world.journal.flush(np.inf)
     world.kill()
-    world = World(tmp_path, capacity=4)
-    assert world.numbers() == [76, 77, 78, 79]
-    world.kill()
+    assert restarted(tmp_path, capacity=4).numbers() == [76, 77, 78, 79]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,6 +14,14 @@ from apex_jax.types import SegmentRecord
 from tests.rigs.journals import RUN, World, config_of, files, first_leaves, flip
 from tests.rigs.links import TRANSITIONS
 from tests.rigs.validity import check_buffer
+
+
+def restarted(directory: Path, capacity: int = 4, **config: Any) -> World:
+    """Returns a replay that continues from its directory, and has let go of it."""
+    world = World(directory, capacity, config_of(directory, **config))
+    world.kill()
+    return world
+
 
 # Starting again ---------------------------------------------------------------------------------------------------
 
@@ -31,7 +40,7 @@ def test_fault_05_restart_after_a_stop_restores_everything(tmp_path: Path, caplo
     before.ledger.refuse(RUN, 6, 99, 3, "bad_checksum")
     before.ledger.highest_actor_number = 5
     before.stop()
-    after = World(tmp_path, capacity=3)
+    after = restarted(tmp_path, capacity=3)
     state = after.buffer.state(0.0)
     for name, value in before.buffer.state(0.0)._asdict().items():
         if name != "ages_seconds":
@@ -43,7 +52,6 @@ def test_fault_05_restart_after_a_stop_restores_everything(tmp_path: Path, caplo
     for one, other in zip(before.sample(2, 4, 0.0), after.sample(2, 4, 0.0), strict=True):
         np.testing.assert_array_equal(one, other)
     check_buffer(after.buffer)
-    after.kill()
 
 
 def test_restart_after_a_kill_restores_every_segment_and_count(tmp_path: Path) -> None:
@@ -56,7 +64,7 @@ def test_restart_after_a_kill_restores_every_segment_and_count(tmp_path: Path) -
     before.learn(4, 9.0)
     before.journal.on_welcome(78, 9)
     before.kill()
-    after = World(tmp_path)
+    after = restarted(tmp_path)
     assert after.numbers() == [1, 2, 4]
     assert after.leaves()[1] == first_leaves(1)
     assert max(after.leaves()[2]) == 9.0**0.6, "as the snapshot knows"
@@ -65,7 +73,6 @@ def test_restart_after_a_kill_restores_every_segment_and_count(tmp_path: Path) -
     assert after.ledger.totals() == before.ledger.totals()
     assert after.ledger.sequence(RUN) == 4
     assert after.limiter.inserted == 3 * TRANSITIONS
-    after.kill()
 
 
 def test_counts_add_up_over_several_restarts(tmp_path: Path) -> None:
@@ -95,10 +102,8 @@ def test_changed_exponent_restores_initial_priorities_and_is_logged(
     before.store(1)
     before.learn(1, 9.0)
     before.stop()
-    after = World(tmp_path)
-    assert after.leaves()[1] == first_leaves(1)
+    assert restarted(tmp_path).leaves()[1] == first_leaves(1)
     assert any("priority_exponent was 0.7, is now 0.6" in message for message in caplog.messages)
-    after.kill()
 
 
 def test_changed_ratio_resets_the_limiter(tmp_path: Path) -> None:
@@ -106,10 +111,8 @@ def test_changed_ratio_resets_the_limiter(tmp_path: Path) -> None:
     before.store(1, 2)
     before.limiter.sample(1_000)
     before.stop()
-    after = World(tmp_path, config=config_of(tmp_path, samples_per_insert=2.0))
-    inserted = 2 * TRANSITIONS
-    assert (after.limiter.inserted, after.limiter.sampled) == (inserted, 2 * (inserted - 1)), "as if it had held"
-    after.kill()
+    limiter, inserted = restarted(tmp_path, samples_per_insert=2.0).limiter, 2 * TRANSITIONS
+    assert (limiter.inserted, limiter.sampled) == (inserted, 2 * (inserted - 1)), "as if it had held"
 
 
 # Whose it is ------------------------------------------------------------------------------------------------------
@@ -141,8 +144,7 @@ def test_no_flipped_or_missing_byte_causes_a_traceback_or_a_wrong_restore(
         flipped = bytes([*whole[:offset], whole[offset] ^ 1 << offset % 8, *whole[offset + 1 :]])
         for data in (flipped, whole[:offset]):
             path.write_bytes(data)
-            after = World(tmp_path)
-            after.kill()
+            after = restarted(tmp_path)
             leaves = after.leaves()
             numbers = list(leaves)
             assert numbers in ([], [1], [1, 2]) if kind == "segments" else numbers == [1, 2]
@@ -154,9 +156,7 @@ def test_no_flipped_or_missing_byte_causes_a_traceback_or_a_wrong_restore(
             for aside in path.parent.glob("damaged-*"):
                 aside.unlink()
     path.write_bytes(whole)
-    after = World(tmp_path)
-    assert after.leaves() == learned
-    after.kill()
+    assert restarted(tmp_path).leaves() == learned
 
 
 def test_what_is_written_after_a_file_without_a_sound_byte_is_kept(tmp_path: Path) -> None:
@@ -169,6 +169,4 @@ def test_what_is_written_after_a_file_without_a_sound_byte_is_kept(tmp_path: Pat
     world = World(tmp_path, capacity=10)
     world.store(5, 6)
     world.kill()
-    after = World(tmp_path, capacity=10)
-    assert set(after.numbers()) >= {5, 6}
-    after.kill()
+    assert set(restarted(tmp_path, capacity=10).numbers()) >= {5, 6}

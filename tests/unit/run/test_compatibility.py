@@ -37,9 +37,8 @@ def test_setting_that_a_run_may_change_is_no_difference(override: str) -> None:
 def test_optimizer_is_compared_for_checkpoints_alone() -> None:
     other = parse(["learner.optimizer=rmsprop"]).config
     assert other.weights_compatibility_key == DEFAULT.weights_compatibility_key
-    assert list(differences(DEFAULT.checkpoint_compatibility_key, other.checkpoint_compatibility_key)) == [
-        "learner.optimizer"
-    ]
+    found = differences(DEFAULT.checkpoint_compatibility_key, other.checkpoint_compatibility_key)
+    assert list(found) == ["learner.optimizer"]
 
 
 def test_named_algorithm_and_its_settings_are_compared_for_weights_and_checkpoints() -> None:

@@ -7,11 +7,7 @@ from pathlib import Path
 import pytest
 
 from apex_jax.host.errors import RunError
-from apex_jax.run.environment_spec import (
-    FILE_NAME,
-    read_environment_spec,
-    record_environment_spec,
-)
+from apex_jax.run.environment_spec import FILE_NAME, read_environment_spec, record_environment_spec
 from apex_jax.types import ActionSpec, EnvironmentSpec, ImageSpec, Part, SegmentSpec
 
 PIXELS = SegmentSpec((84, 84), "uint8", 4, 40, 3, ActionSpec.discrete(6))

@@ -10,12 +10,7 @@ import numpy as np
 import pytest
 
 from apex_jax.run.evaluations import FILE_NAME as EVALUATIONS
-from apex_jax.run.evaluations import (
-    Evaluation,
-    best_evaluation,
-    read_evaluations,
-    return_text,
-)
+from apex_jax.run.evaluations import Evaluation, best_evaluation, read_evaluations, return_text
 
 
 def line(time: float, updates: int, returns: list[Any], **more: Any) -> dict[str, Any]:

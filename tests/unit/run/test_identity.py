@@ -15,7 +15,9 @@ from apex_jax.transport.messages import ActorHello, ActorWelcome, LearnerHello, 
 from tests.fuzz.targets import fuzz_config
 from tests.rigs.links import CONFIG
 from tests.rigs.served import Served
-from tests.rigs.weights_link import Link, newest, params_of
+from tests.rigs.weights_link import Link, link, newest, params_of
+
+__all__ = ["link"]
 
 MINE, OTHER = "00112233aabbccdd", "fedcba9876543210"
 
@@ -96,13 +98,6 @@ def test_an_empty_file_left_by_a_loss_of_power_is_no_identity(tmp_path: Path) ->
 
 
 # With the weights -------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def link() -> Iterator[Link]:
-    link = Link()
-    yield link
-    link.close()
 
 
 def test_receiver_of_weights_joins_the_run_of_the_learner(link: Link, tmp_path: Path) -> None:

@@ -135,12 +135,9 @@ def test_policy_is_computed_for_running_games_in_few_batch_sizes(episodes: int, 
         assert batch_size(playing, episodes) == min(size for size in sizes if size >= playing)
 
 
-def test_film_shows_the_first_reported_game() -> None:
-    config = load(ROOT / "configs" / "catch.yaml", ["environment.task=CartPole-v1", "evaluator.epsilon=0.3"])
-    environment_spec = describe(config)
-    spec = environment_spec.spec
-    dqn = make_dqn(config, spec)
-    params = dqn.init(jax.random.key(1)).online_params
+@pytest.mark.parametrize("player", ["CartPole-v1"], indirect=True)
+def test_film_shows_the_first_reported_game(player: Player) -> None:
+    config, environment_spec, dqn, params = player
     screens: list[np.ndarray | None] = []
     returns = Evaluator(config, environment_spec, dqn, filmed=True).evaluate(params, lambda: False, screens.append)
     assert returns is not None

@@ -49,10 +49,8 @@ def test_network_that_is_not_finite_is_not_saved(config: Config, context: zmq.Co
         state = learner.state
         learner.counters.updates = 7
         learner.state = state._replace(online_params=jax.tree.map(lambda leaf: leaf * np.nan, state.online_params))
-        with pytest.raises(
-            RunError,
-            match=r"network is not finite after about 7 updates: lower learner\.learning_rate.*delete its .*/replay$",
-        ):
+        said = r"network is not finite after about 7 updates: lower learner\.learning_rate.*delete its .*/replay$"
+        with pytest.raises(RunError, match=said):
             learner.save()
     assert saved_updates(config, learner) == 0
 
@@ -91,9 +89,8 @@ def test_checkpoint_of_another_algorithm_is_refused_even_if_its_name_was_auto(
         learner.save()
     monkeypatch.setitem(ALGORITHMS, "toy", Entry(make_dqn, "int32"))
     toy = config.replace(algorithm=dataclasses.replace(config.algorithm, name="toy"))
-    is_refused = pytest.raises(
-        CheckpointError, match=r"a different configuration: algorithm\.name: was dqn, now toy; use"
-    )
+    said = r"a different configuration: algorithm\.name: was dqn, now toy; use"
+    is_refused = pytest.raises(CheckpointError, match=said)
     with is_refused, open_learner(RoleContext(toy, context, "learner"), describe(config)):
         pass
 

@@ -25,11 +25,16 @@ SETTINGS = (
     *("network.policy_units=[8]", "network.critic_units=[8]"),
 )
 IMAGE = (
-    "environment.observation_layout=HWC",
-    "network.channels=[4]",
-    "network.kernel_sizes=[3]",
-    "network.strides=[1]",
+    *("environment.observation_layout=HWC", "network.channels=[4]", "network.kernel_sizes=[3]", "network.strides=[1]"),
 )
+
+
+def learner_of(name: str) -> tuple[Any, Any, Any]:
+    """Returns the configuration of an environment of the rig, its algorithm, and that one's first parameters."""
+    image = IMAGE if name in ("Drawn", "Levels") else ()
+    config = load(None, [f"environment.task=jax:tests.rigs.jax_environments:{name}", *SETTINGS, *image])
+    algorithm = make_algorithm(config, describe(config).spec)
+    return config, algorithm, algorithm.acting_params(algorithm.init(jax.random.key(1)))
 
 
 class Twin:
@@ -65,14 +70,9 @@ class Twin:
     "name", ["Sliding", *(pytest.param(name, marks=pytest.mark.long) for name in ("Corridor", "Drawn"))]
 )
 def test_segments_are_those_of_a_slow_twin_bit_for_bit(name: str) -> None:
-    task = f"environment.task=jax:tests.rigs.jax_environments:{name}"
-    config = load(None, [task, *SETTINGS, *(IMAGE if name == "Drawn" else ())])
+    config, algorithm, params = learner_of(name)
     spec, seeds, key = describe(config).spec, np.array([3, 7, 11]), jax.random.key(5)
-    algorithm = make_algorithm(config, spec)
-    params, exploration = (
-        algorithm.acting_params(algorithm.init(jax.random.key(1))),
-        np.array([0.1, 0.5, 0.9], np.float32),
-    )
+    exploration = np.array([0.1, 0.5, 0.9], np.float32)
 
     def builder() -> SegmentBuilder:
         return SegmentBuilder(spec, 3, config.algorithm.discount, 0.0, False, spread_first_slots(spec, 3))
@@ -120,10 +120,7 @@ def test_segments_are_those_of_a_slow_twin_bit_for_bit(name: str) -> None:
 def test_step_that_resets_itself_and_levels_beyond_their_bounds_are_warnings_given_once(
     name: str, said: list[str], caplog: pytest.LogCaptureFixture
 ) -> None:
-    task = f"environment.task=jax:tests.rigs.jax_environments:{name}"
-    config = load(None, [task, *SETTINGS, *(IMAGE if name == "Levels" else ())])
-    algorithm = make_algorithm(config, describe(config).spec)
-    params = algorithm.acting_params(algorithm.init(jax.random.key(1)))
+    config, algorithm, params = learner_of(name)
     rollouts = Rollouts(config, algorithm, np.array([3, 7]), jnp.ones(2), jax.random.key(1))
     ends = 0
     for _ in range(CALLS):
@@ -135,9 +132,7 @@ def test_step_that_resets_itself_and_levels_beyond_their_bounds_are_warnings_giv
 
 
 def test_observation_that_is_not_finite_ends_the_run_with_its_name() -> None:
-    config = load(None, ["environment.task=jax:tests.rigs.jax_environments:NotFinite", *SETTINGS])
-    algorithm = make_algorithm(config, describe(config).spec)
-    params = algorithm.acting_params(algorithm.init(jax.random.key(1)))
+    config, algorithm, params = learner_of("NotFinite")
     rollouts = Rollouts(config, algorithm, np.array([1]), jnp.ones(1), jax.random.key(1))
     with pytest.raises(BrokenEnvironment, match="NotFinite: it returned a reward or an observation that is not finite"):
         list(rollouts.steps(rollouts.start(params)))

@@ -38,14 +38,13 @@ class FalseCheckpointer:
 
     directory = "run/checkpoints"
 
-    def __init__(self, clock: Clock, lasts_seconds: float = 0.0) -> None:
+    def __init__(self, clock: Clock, lasts_seconds: float = 0.0, fails: bool = False, saved_updates: int = 0) -> None:
         self.error: str | None = None
         self.saved_seconds = 0.0
-        self.saved_updates = self.failed_in_a_row = 0
+        self.saved_updates, self.failed_in_a_row = saved_updates, 0
         self.saves: list[float] = []  # when each began
         self.closed_with: list[float] = []
-        self.fails = False
-        self.lasts_seconds = lasts_seconds
+        self.lasts_seconds, self.fails = lasts_seconds, fails
         self._clock = clock
 
     @property
@@ -96,16 +95,14 @@ def saves_in(
 def test_first_checkpoint_is_early_from_the_first_update_on_and_the_next_follow_at_the_interval(
     clock: Clock, saved: int, lasts: float, first_update: int, times: list[float]
 ) -> None:
-    checkpointer = FalseCheckpointer(clock, lasts)
-    checkpointer.saved_updates = saved
+    checkpointer = FalseCheckpointer(clock, lasts, saved_updates=saved)
     subject = saver_of(checkpointer, clock)
     assert subject.age_seconds(clock.seconds + 1000) == 0, "or the run would be told that its disk is full"
     assert saves_in(2000, subject, clock, checkpointer, first_update) == times
 
 
 def test_failed_save_is_retried_sooner_and_the_interval_holds_after_a_success(clock: Clock) -> None:
-    checkpointer = FalseCheckpointer(clock)
-    checkpointer.saved_updates, checkpointer.fails = 500, True
+    checkpointer = FalseCheckpointer(clock, fails=True, saved_updates=500)
     subject = saver_of(checkpointer, clock)
     assert saves_in(660, subject, clock, checkpointer) == [600, 630]
     checkpointer.fails = False
@@ -113,17 +110,14 @@ def test_failed_save_is_retried_sooner_and_the_interval_holds_after_a_success(cl
     assert saves_in(660, subject, clock, checkpointer) == [0, 600]
 
 
-@pytest.mark.parametrize("limit", [0, 3])
-def test_consecutive_failures_end_the_run_at_the_limit_if_there_is_one(clock: Clock, limit: int) -> None:
-    checkpointer = FalseCheckpointer(clock)
-    checkpointer.fails = True
-    subject = saver_of(checkpointer, clock, limit)
-    if not limit:
-        assert len(saves_in(900, subject, clock, checkpointer)) > 20
-        return
+def test_consecutive_failures_end_the_run_at_the_limit_if_there_is_one(clock: Clock) -> None:
+    endless = FalseCheckpointer(clock, fails=True)
+    assert len(saves_in(900, saver_of(endless, clock), clock, endless)) > 20
+    checkpointer = FalseCheckpointer(clock, fails=True)
+    subject = saver_of(checkpointer, clock, limit=3)
     with pytest.raises(FatalError, match=r"3 checkpoints in a row .*No space left on device"):
         saves_in(900, subject, clock, checkpointer)
-    assert len(checkpointer.saves) == limit
+    assert len(checkpointer.saves) == 3
     subject.close()
     assert checkpointer.closed_with == [0.0], "nobody waits for a save that was given up"
 
@@ -153,8 +147,7 @@ def test_last_save_is_tried_again_after_a_pause_and_succeeds_once(clock: Clock) 
 
 
 def test_last_save_that_fails_each_time_is_an_error_with_the_reason_and_the_place(clock: Clock) -> None:
-    checkpointer = FalseCheckpointer(clock)
-    checkpointer.fails = True
+    checkpointer = FalseCheckpointer(clock, fails=True)
     subject = saver_of(checkpointer, clock)
     with pytest.raises(FatalError, match=r"No space left on device; make run/checkpoints writable"):
         subject.save_last(lambda: subject.save(STATE, PROGRESS), StopSignal())
