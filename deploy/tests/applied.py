@@ -21,7 +21,7 @@ VARIABLES = f'name = "{NAME}"\ncommit = "{COMMIT}"\nalarm_email = "someone@examp
 
 
 class Fleet:
-    """The configuration, applied to a moto server, which has no instance refresh: README.md lists what is not shown."""
+    """The configuration, applied to a moto server, which has no instance refresh."""
 
     def __init__(self, folder: Path, url: str, region: str = REGION):
         self.url, self.region = url, region
