@@ -43,7 +43,7 @@ from apex_jax.run.provenance import check_resumable
 from apex_jax.workers import local, one_process
 
 POLL_SECONDS = 0.5  # between two looks at the evaluations of a run of many processes
-_TASK = re.compile(r"[A-Za-z0-9-]+-v[0-9]+")
+_TASK = re.compile(r"[^:\s]+-v[0-9]+|[^:\s]+:\S+")
 _training = threading.Lock()  # compiled programs, loggers and the log are those of the process
 
 
@@ -110,11 +110,11 @@ def _train(
     config: str | os.PathLike[str] | None, callback: Callback | None, progress: bool, settings: dict[str, Any]
 ) -> Run:
     given = parse_settings({"processes": "one", "page_port": -1, **settings})
-    checked, why = _checked(None if config is None else os.fspath(config), given)
-    if why and progress:
-        print(why, flush=True)
     stop, failed = StopSignal(), list[BaseException]()
     with _system_errors_in_a_line(), _interrupt_stops(stop):
+        checked, why = _checked(None if config is None else os.fspath(config), given)
+        if why and progress:
+            print(why, flush=True)
         check_resumable(checked)
         role = "one_process" if checked.processes == "one" else "local"
         choose_device(role, checked)
@@ -135,8 +135,9 @@ def _train(
 
 def _checked(config: str | None, given: dict[str, Any]) -> tuple[Config, str]:
     """Returns the configuration that is named, or chosen for a task, and a line that says which was chosen."""
-    if config is not None and (":" in config or _TASK.fullmatch(config)) and not is_file(config_file(config)):
-        given.setdefault("environment.task", config)
+    if config is not None and _TASK.fullmatch(config) and not is_file(config_file(config)):
+        if given.setdefault("environment.task", config) != config:
+            raise UsageError(f"environment.task={given['environment.task']}: {config} is given, too; leave one out")
         config = None
     if config is not None or "environment.task" not in given:
         return load_with(DEFAULT_CONFIG if config is None else config_file(config), given), ""

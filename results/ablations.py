@@ -83,7 +83,7 @@ def main() -> None:
         for name, changes in variants.items():
             directory = arguments.directory / f"{name.replace(' ', '_')}-{seed}"
             changed = [change.format(half=half) for change in changes]
-            limits = [f"total_updates={arguments.updates}", "total_minutes=0"]
+            limits = [f"total_updates={arguments.updates}", "total_minutes=0", "processes=many"]
             limits += [f"seed={seed}", f"run_directory={directory}"]
             overrides = [*arguments.overrides, *changed, *limits]
             line = published_line(files[name], arguments.config, overrides)

@@ -23,6 +23,7 @@ from apex_jax.config.load import (
     config_path,
     heading,
     is_file,
+    load,
     load_run_to_play,
     load_with,
     parse_overrides,
@@ -31,7 +32,7 @@ from apex_jax.config.load import (
 )
 from apex_jax.host.disk import run_of_checkpoint
 from apex_jax.host.errors import UsageError, short_repr
-from apex_jax.host.program import NAME, Parser
+from apex_jax.host.program import CONFIGS, NAME, Parser
 
 ROLES = ("local", "actor", "replay", "learner", "evaluator")
 OPTIONS = ("--help", "--version", "--role", "--config", "--print-config", "--name")
@@ -67,16 +68,18 @@ def parse(argv: Sequence[str], choose: Callable[[Mapping[str, Any]], Preset] | N
         )
     given = parse_overrides(rest, options.role)
     checkpoint, why = given.get("evaluator.checkpoint"), ""
-    is_other_task = options.config is not None and "environment.task" in given
-    if (options.role != "local" and not checkpoint) or is_other_task or OF_MANY_PROCESSES & given.keys():
-        given.setdefault("processes", "many")  # a configuration has one where its own environment is nearly free
+    file = DEFAULT_CONFIG if options.config is None else config_file(options.config)
+    if file.resolve().parent == CONFIGS.resolve():  # some have one process, where their own environment is nearly free
+        is_other = options.config and given.get("environment.task") not in (None, load(file).environment.task)
+        if (options.role != "local" and not checkpoint) or is_other or OF_MANY_PROCESSES & given.keys():
+            given.setdefault("processes", "many")
     if checkpoint and options.role == "evaluator" and options.config is None:
         config = load_run_to_play(_run_of(checkpoint), given)
     elif options.config is None and "environment.task" in given and choose is not None:
         preset = choose(given)
         config, why = load_with(config_file(preset.config), {**preset.settings, **given}), preset.why
     else:
-        config = load_with(DEFAULT_CONFIG if options.config is None else config_file(options.config), given)
+        config = load_with(file, given)
     if config.evaluator.checkpoint and options.role != "evaluator":
         what = f"evaluator.checkpoint={short_repr(config.evaluator.checkpoint)}"
         raise UsageError(f"{what}: needs --role evaluator, got --role {options.role}")

@@ -20,7 +20,8 @@ class _ImportedLater(ModuleType):
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):  # of the import system, and of whoever looks through all modules
             raise AttributeError(name)
-        del sys.modules[self.__name__]
+        if sys.modules.get(self.__name__) is self:
+            del sys.modules[self.__name__]
         return getattr(importlib.import_module(self.__name__), name)
 
 

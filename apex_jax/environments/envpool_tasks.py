@@ -13,7 +13,7 @@ from gymnasium import logger
 
 from apex_jax.config import Config, EnvironmentConfig
 from apex_jax.environments.envpool_package import envpool
-from apex_jax.environments.task import action_spec, environment_spec
+from apex_jax.environments.task import action_of, environment_spec
 from apex_jax.host.errors import UsageError, first_line
 from apex_jax.host.machine import usable_cores
 from apex_jax.types import EnvironmentSpec, Part
@@ -39,10 +39,9 @@ def describe(config: Config) -> EnvironmentSpec:
     observation, action = spec.gymnasium_observation_space, spec.gymnasium_action_space
     if spec.config.max_num_players > 1:
         raise UsageError(f"environment.task={task}: a game for several players; choose a task for one")
-    is_atari, is_pixels = environment.is_atari, observation.dtype == np.uint8
-    action_spec(task, action)  # which refuses some
+    is_atari, is_pixels, actions = environment.is_atari, observation.dtype == np.uint8, action_of(task, action)
     if not is_atari and (environment.frame_stack, environment.frame_skip) != (1, 1):
-        fix = "leave --config out, which chooses one, or set environment.frame_stack=1 environment.frame_skip=1"
+        fix = "set environment.frame_stack=1 environment.frame_skip=1, or leave them and --config out"
         raise UsageError(f"{task} has no frames to stack or skip: {fix}")
     if is_pixels and not is_atari:
         raise UsageError(f"environment.task={task}: this agent plays no pixel games but Atari's; choose one of those")
@@ -51,10 +50,10 @@ def describe(config: Config) -> EnvironmentSpec:
         raise UsageError(f"environment.task={task}: its observations are not plain arrays; choose another task")
     frame_shape = observation.shape[1:] if is_pixels else (size_of(observation, names),)
     if is_pixels:
-        return environment_spec(config, frame_shape, "uint8", action, None)
+        return environment_spec(config, frame_shape, "uint8", actions, None)
     leaves = [(observation, ())] if names is None else [(observation[name], (name,)) for name in names]
     parts = tuple(Part(path, tuple(map(int, leaf.shape))) for leaf, path in leaves)
-    return environment_spec(config, frame_shape, "float32", action, parts)
+    return environment_spec(config, frame_shape, "float32", actions, parts)
 
 
 def make_pool(

@@ -307,7 +307,8 @@ class _Group:
 
 
 PRELOADED = ["apex_jax.environments.gymnasium_pool"]  # by the fork server
-PATH_VARIABLES = ("PYTHONPATH", "PYTHONSAFEPATH")  # the fork server is started with these
+OF_JAX = ("JAX_PLATFORMS", "XLA_PYTHON_CLIENT_PREALLOCATE", "PJRT_NPROC", "JAX_COMPILATION_CACHE_DIR")
+VARIABLES = ("PYTHONPATH", "PYTHONSAFEPATH", *OF_JAX)  # as they are when a process starts, not when the server did
 START_SECONDS = 240.0  # until an environment is made, or has returned its first observation
 CLOSE_SECONDS = 2.0  # for environments to close
 TRIED_STEPS = 10  # before anything starts
@@ -327,7 +328,7 @@ def fork_server() -> Iterator[ForkServerContext]:
         usual, tempfile.tempdir = tempfile.tempdir, "/tmp"
         multiprocessing.util.get_temp_dir()  # of the server's sockets, from now on
         tempfile.tempdir = usual
-    before = _path_variables()
+    before = _variables()
     _set({"PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path)), "PYTHONSAFEPATH": "1"})
     try:
         forkserver.ensure_running()
@@ -355,11 +356,11 @@ def _preparation_data(name: str) -> dict[str, Any]:
 
 def leader(function: Callable[..., None], *arguments: Any) -> Callable[..., None]:
     """Returns `lead_group` with a function, as the target of a process of the fork server."""
-    return functools.partial(lead_group, _path_variables(), function, *arguments)
+    return functools.partial(lead_group, _variables(), function, *arguments)
 
 
-def _path_variables() -> dict[str, str | None]:
-    return {name: os.environ.get(name) for name in PATH_VARIABLES}
+def _variables() -> dict[str, str | None]:
+    return {name: os.environ.get(name) for name in VARIABLES}
 
 
 def _set(variables: dict[str, str | None]) -> None:
@@ -381,13 +382,14 @@ def describe(config: Config, is_tried: bool, is_kept: bool = False) -> Environme
     """
     environment, steps = config.environment, TRIED_STEPS if is_tried else 0
     arguments = environment.task, environment.settings, environment.observation_layout, config.seed
-    looked = _looked_before.pop(arguments, None)
+    looked = None if is_kept else _looked_before.pop(arguments, None)
     if looked is None:
         seconds = START_SECONDS + steps * STEP_SECONDS
         looked = apart(look, (*arguments, steps), environment.task, seconds)
+    result = described(config, looked)
     if is_kept:
         _looked_before[arguments] = looked
-    return described(config, looked)
+    return result
 
 
 def apart(function: Callable[..., Any], arguments: tuple[Any, ...], task: str, seconds: float) -> Any:

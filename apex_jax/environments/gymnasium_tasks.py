@@ -27,7 +27,7 @@ from gymnasium import spaces
 from apex_jax.config import Config
 from apex_jax.config.rules import check_convolutions
 from apex_jax.environments.images import caution, image_spec, picture, reading
-from apex_jax.environments.task import action_bounds, action_spec, check_bounds, environment_spec, one_line, parts_of
+from apex_jax.environments.task import Action, action_bounds, action_of, environment_spec, one_line, parts_of
 from apex_jax.host.errors import RunError, UsageError, first_line, short_repr
 from apex_jax.host.user_code import imported_module, reported
 from apex_jax.segment_codec import value_limits
@@ -53,7 +53,7 @@ class Looked(NamedTuple):
 
     frame_shape: tuple[int, ...]
     frame_dtype: str
-    action_space: spaces.Space[Any]
+    action: Action
     parts: tuple[Part, ...] | None
     is_masked: bool
     image: ImageSpec | None  # None: its observations are vectors
@@ -90,9 +90,8 @@ def look(task: str, settings: str, layout: str, seed: int, steps: int = 0) -> Lo
     if adapted.is_masked and image is None:
         size, parts = adapted.num_actions, parts and (*parts, Part((ACTION_MASK,), (adapted.num_actions,)))
         shape, line = (shape[0] + size,), f"{line}, and {size} numbers that say which actions are valid"
-    warning = caution(task, space) if image is None else ""
-    actions, masked = adapted.action_space, adapted.is_masked
-    return Looked(shape, adapted.frame_dtype, actions, parts, masked, image, rate, line, warning, largest)
+    about = image, rate, line, caution(task, space) if image is None else "", largest
+    return Looked(shape, adapted.frame_dtype, action_of(task, adapted.action_space), parts, adapted.is_masked, *about)
 
 
 def described(config: Config, looked: Looked) -> EnvironmentSpec:
@@ -101,7 +100,7 @@ def described(config: Config, looked: Looked) -> EnvironmentSpec:
     if environment.frame_skip > 1 or (environment.frame_stack > 1 and not has_pixels):
         stack = "" if has_pixels else "environment.frame_stack=1 "
         what = "none are skipped" if has_pixels else "no frames are stacked or skipped"
-        fix = f"leave --config out, which chooses one, or set {stack}environment.frame_skip=1"
+        fix = f"set {stack}environment.frame_skip=1, or leave them and --config out"
         raise UsageError(f"environment.task={task}: in this environment {what}; {fix}")
     if has_pixels and looked.is_masked:
         fix = "set environment.observation_layout=vector, or leave action_mask out of info"
@@ -205,8 +204,7 @@ class Adapted(gymnasium.Wrapper[np.ndarray, Any, Any, Any]):
         self._info = info
         self._noted = set[str]()  # of NOTES
         self._cannot_render = False
-        space, action = environment.observation_space, action_spec(task, environment.action_space)
-        check_bounds(task, environment.action_space)
+        space, action = environment.observation_space, action_of(task, environment.action_space, is_bounded=True).spec
         self.num_actions = action.num_actions if action.dtype == "int32" else 0
         [part] = parts_of(environment.action_space) or (Part((), ()),)
         self._counts = part.counts or (self.num_actions,)  # choices of each part of an action

@@ -29,7 +29,7 @@ from apex_jax.config import Config
 from apex_jax.config.rules import check_convolutions
 from apex_jax.environments.gymnasium_tasks import BrokenEnvironment
 from apex_jax.environments.images import image_spec, picture, reading
-from apex_jax.environments.task import action_bounds, action_spec, check_bounds, environment_spec, one_line
+from apex_jax.environments.task import action_bounds, action_of, environment_spec, one_line
 from apex_jax.host.errors import UsageError, first_line
 from apex_jax.host.program import installing
 from apex_jax.host.user_code import imported_names, reported
@@ -67,8 +67,7 @@ class JaxEnvironment:
         if not isinstance(observation, spaces.Box) or not isinstance(self._action, spaces.Box | spaces.Discrete):
             what = f"its spaces are {one_line(observation)} and {one_line(self._action)}"
             raise UsageError(f"environment.task={self._task}: {what}; a JAX environment has a Box, and Box or Discrete")
-        action_spec(self._task, self._action)
-        check_bounds(self._task, self._action)
+        self._action_of = action_of(self._task, self._action, is_bounded=True)
         self.no_action: np.ndarray = np.zeros_like(self._action.sample())
         self._image = image_spec(self._task, observation, config.environment.observation_layout)
         self.description = self._description(config, observation)
@@ -76,7 +75,7 @@ class JaxEnvironment:
 
     def _description(self, config: Config, observation: spaces.Box) -> EnvironmentSpec:
         if (config.environment.frame_stack, config.environment.frame_skip) != (1, 1):
-            fix = "leave --config out, which chooses one, or set environment.frame_stack=1 environment.frame_skip=1"
+            fix = "set environment.frame_stack=1 environment.frame_skip=1, or leave them and --config out"
             raise UsageError(f"environment.task={self._task}: no frames are stacked or skipped in JAX; {fix}")
         size = int(np.prod(observation.shape))
         line = reading(self._task, observation, self._image, size)
@@ -84,9 +83,9 @@ class JaxEnvironment:
         about: dict[str, Any] = {"frames_per_second": rate, "image": self._image, "reading": line}
         if self._image is None:
             parts = (Part((), tuple(map(int, observation.shape))),)
-            return environment_spec(config, (size,), "float32", self._action, parts, **about)
+            return environment_spec(config, (size,), "float32", self._action_of, parts, **about)
         check_convolutions(config.network, min(self._image.frame_shape[:2]))
-        return environment_spec(config, self._image.frame_shape, "uint8", self._action, None, **about)
+        return environment_spec(config, self._image.frame_shape, "uint8", self._action_of, None, **about)
 
     def _check(self) -> None:
         """Traces a reset and a step. Raises BrokenEnvironment, with the user's line, if they do not fit together."""

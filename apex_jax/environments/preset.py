@@ -9,7 +9,7 @@ from typing import Any
 from apex_jax.config import Config, EnvironmentConfig, NetworkConfig
 from apex_jax.config.load import DEFAULT_CONFIG, Preset
 from apex_jax.config.rules import check
-from apex_jax.environments.images import LEAST_SIDE
+from apex_jax.host.errors import UsageError
 from apex_jax.types import EnvironmentSpec
 
 OWN = {
@@ -35,7 +35,8 @@ OF_KIND = {
 }
 """In configs/, by observations and actions."""
 MINUTES = 15.0  # of a run by `OF_KIND`: the limit of its configuration is that of another task
-LIMITS = ("total_minutes", "total_updates", "total_environment_frames", "evaluator.stop_at_return")
+LIMITS = {"total_minutes", "total_updates", "total_environment_frames"}
+LEAST_SIDE = 24  # of images, in pixels: the convolutions of these configurations fit on no smaller ones
 
 
 def preset_of(given: Mapping[str, Any]) -> Preset:
@@ -51,18 +52,29 @@ def preset_of(given: Mapping[str, Any]) -> Preset:
         return Preset(DEFAULT_CONFIG.stem)
     if own := OWN.get(task.removeprefix("gymnasium:")):
         return Preset(own, why=f"{task}: --config {own}, its own")
-    spec = _described(environment, given.get("seed", 1)).spec
-    settings: dict[str, Any] = {"total_updates": 0, "total_minutes": 0.0 if any(map(given.get, LIMITS)) else MINUTES}
+    is_limited, is_auto = bool(LIMITS & given.keys()), environment.observation_layout == "auto"
+    settings: dict[str, Any] = {"total_updates": 0, "total_minutes": 0.0 if is_limited else MINUTES}
+    try:
+        spec = _described(environment, given.get("seed", 1)).spec
+    except UsageError:
+        if not (is_auto and environment.is_gymnasium):
+            raise
+        settings["environment.observation_layout"] = "vector"  # which a board with an action mask needs
+        spec = _described(dataclasses.replace(environment, observation_layout="vector"), given.get("seed", 1)).spec
     seen = "images" if spec.frame_dtype == "uint8" else "numbers"
     size = " x ".join(map(str, spec.frame_shape))
-    if seen == "images" and min(spec.frame_shape[:2]) < LEAST_SIDE and environment.observation_layout == "auto":
-        seen, settings["environment.observation_layout"] = "numbers", "vector"  # too small for convolutions: a table
+    if seen == "images" and is_auto and min(spec.frame_shape[:2]) < LEAST_SIDE:
+        seen, settings["environment.observation_layout"] = "numbers", "vector"
     is_discrete = spec.action.dtype == "int32"
     action = f"{spec.action.num_actions} choices" if is_discrete else f"{spec.action.shape[0]} numbers"
     config = OF_KIND[seen, action.partition(" ")[2]]
-    limit = f", for {MINUTES:g} minutes" if settings["total_minutes"] else ""
-    why = f"{task}: observations are {size} {seen}, actions {action}, so --config {config}{limit}"
-    return Preset(config, settings, f"{why}; for another, give --config or a limit")
+    end = (
+        "; for another, give --config"
+        if is_limited
+        else f", for {MINUTES:g} minutes; give --config or a limit for others"
+    )
+    why = f"{task}: observations are {size} {seen}, actions {action}, so --config {config}{end}"
+    return Preset(config, settings, why)
 
 
 def _described(environment: EnvironmentConfig, seed: int) -> EnvironmentSpec:

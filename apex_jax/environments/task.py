@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import textwrap
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Tuple
@@ -22,7 +22,7 @@ def environment_spec(
     config: Config,
     frame_shape: tuple[int, ...],
     frame_dtype: str,
-    action: Any,
+    action: Action,
     parts: tuple[Part, ...] | None,
     is_masked: bool = False,
     **about: Any,
@@ -30,26 +30,41 @@ def environment_spec(
     """Returns the description of the run's task.
 
     `frame_shape`: (height, width) or (height, width, colours) of pixels, or (D,) of a vector; `frame_dtype`: "uint8" of
-    pixels, "float32" of a vector; `action`: Gymnasium's space; `about`: other fields of `EnvironmentSpec`. Raises
-    UsageError if no agent has such actions, or if a segment is too large for one message.
+    pixels, "float32" of a vector; `about`: other fields of `EnvironmentSpec`. Raises UsageError if a segment is too
+    large for one message.
     """
     environment, slots = config.environment, config.actor.segment_slots
-    of_agent = action_spec(environment.task, action)._replace(is_masked=is_masked)
-    of_frames = frame_shape, frame_dtype, environment.frame_stack
+    of_frames, of_agent = (frame_shape, frame_dtype, environment.frame_stack), action.spec._replace(is_masked=is_masked)
     spec = SegmentSpec(*of_frames, slots, config.algorithm.n_step, of_agent)
     if slots > (most := max_slots(spec)):
         raise UsageError(
             f"actor.segment_slots={slots}: must be at most {most}, with environment.task={environment.task},"
             f" because a segment is sent in one message of at most {MAX_SEGMENT_BYTES >> 20} MiB; lower it"
         )
-    described = EnvironmentSpec(spec, parts, None, None, action_dtype=str(action.dtype), **about)
-    if of_agent.dtype == "float32":
-        low, high = (tuple(bound.tolist()) for bound in action_bounds(action))
-        return described._replace(low=low, high=high)
-    [part] = parts_of(action) or ()
-    if isinstance(action, MultiDiscrete):
-        return described._replace(action_part=part)
-    return described._replace(first_action=part.starts[0])
+    return EnvironmentSpec(spec, parts, **{"low": None, "high": None, **action.fields, **about})
+
+
+class Action(NamedTuple):
+    """What a description says of a task's actions; plain data, where a space may be of a class of the user."""
+
+    spec: ActionSpec
+    fields: dict[str, Any]  # of `EnvironmentSpec`
+
+
+def action_of(task: str, space: Any, is_bounded: bool = False) -> Action:
+    """Describes the actions in a space of Gymnasium. Raises UsageError if no agent has such actions.
+
+    `is_bounded`: refuses an open bound, too: there is no range to scale actions to.
+    """
+    if is_bounded:
+        _check_bounds(task, space)
+    spec, fields = action_spec(task, space), {"action_dtype": str(space.dtype)}
+    if spec.dtype == "float32":
+        low, high = (tuple(bound.tolist()) for bound in action_bounds(space))
+        return Action(spec, {**fields, "low": low, "high": high})
+    [part] = parts_of(space) or ()
+    of_part = {"action_part": part} if isinstance(space, MultiDiscrete) else {"first_action": part.starts[0]}
+    return Action(spec, {**fields, **of_part})
 
 
 def action_space(described: EnvironmentSpec) -> Any:
@@ -95,8 +110,7 @@ def action_spec(task: str, space: Any) -> ActionSpec:
     return ActionSpec.continuous(space.shape[0])
 
 
-def check_bounds(task: str, space: Any) -> None:
-    """Raises UsageError if an element of an action has an open bound: there is no range to scale actions to."""
+def _check_bounds(task: str, space: Any) -> None:
     if isinstance(space, Box) and (np.abs(np.array([space.low, space.high], np.float64)) > UNBOUNDED).any():
         what = f"its actions, {one_line(space)}, have an open bound (one beyond {UNBOUNDED:g} counts as open)"
         fix = "wrap it in gymnasium.wrappers.TransformAction with a Box of finite bounds, and leave ClipAction out"

@@ -2,29 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import replace
-from typing import NamedTuple
 
-from apex_jax.config import Config
+from apex_jax.config import Config, EnvironmentConfig
 from apex_jax.environments.envpool_package import envpool
 from apex_jax.environments.envpool_tasks import describe, family_of
 from apex_jax.host.errors import UsageError
 from apex_jax.types import SegmentSpec
-
-
-class Task(NamedTuple):
-    """A task that can be trained."""
-
-    name: str
-    family: str  # its part of EnvPool, such as "atari" or "mujoco.dmc"
-    spec: SegmentSpec
-
-    @property
-    def is_continuous(self) -> bool:
-        """Whether its actions are numbers."""
-        return self.spec.action.dtype != "int32"
 
 
 def families() -> Counter[str]:
@@ -38,17 +24,10 @@ def names(word: str) -> list[str]:
     return sorted(found, key=lambda task: (family_of(task), task))
 
 
-def trainable(candidates: list[str]) -> Iterator[Task]:
-    """Yields those of the tasks that can be trained; each takes some milliseconds."""
+def trainable(candidates: list[str]) -> Iterator[tuple[str, SegmentSpec]]:
+    """Yields name and spec of those of the tasks that can be trained; each takes some milliseconds."""
     for name in candidates:
-        family = family_of(name)
-        config = Config()
-        if family == "atari":
-            environment = replace(config.environment, task=name)
-        else:
-            environment = replace(config.environment, task=name, frame_stack=1, frame_skip=1)
-        try:
-            spec = describe(config.replace(environment=environment)).spec
-        except UsageError:
-            continue
-        yield Task(name, family, spec)
+        frames = 4 if family_of(name) == "atari" else 1
+        environment = EnvironmentConfig(task=name, frame_stack=frames, frame_skip=frames)
+        with contextlib.suppress(UsageError):
+            yield name, describe(Config(environment=environment)).spec

@@ -102,7 +102,7 @@ def introduction(config: Config) -> str:
     if steps:
         begin = f"It goes on after {max(steps):,} updates, once the replay is filled again."
     if config.processes == "one":
-        begin += "\nAll in this process, since its environments are nearly free; processes=many starts several."
+        begin += "\nAll in one process; processes=many starts one for each role."
     return (
         f"Training Ape-X on {config.environment.task} with {config.ladder_size} environments; it {end}.\n"
         f"{begin} Everything is saved in {config.directory}"

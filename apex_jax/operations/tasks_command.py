@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from apex_jax.environments.tasks import Task, families, names, trainable
+from apex_jax.environments.tasks import families, names, trainable
 from apex_jax.host.errors import UsageError, short_repr
 from apex_jax.host.output import columns
 from apex_jax.host.program import CHECKOUT, NAME, Parser
+from apex_jax.types import SegmentSpec
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -34,16 +35,15 @@ def run(arguments: Sequence[str]) -> int:
 def _families() -> list[str]:
     rows = [("family", "tasks"), *((name, str(count)) for name, count in families().most_common())]
     advice = f"{NAME} tasks WORD lists the tasks with this word in their name or family, and how to train each."
-    scores = "Scores of those that were trained here: results/README.md."
-    return [*columns(rows), "", advice, *([scores] if CHECKOUT else [])]
+    return [*columns(rows), "", advice, *(["Scores of those trained here: results/README.md."] if CHECKOUT else [])]
 
 
-def _row(task: Task) -> tuple[str, ...]:
-    spec = task.spec
+def _row(task: tuple[str, SegmentSpec]) -> tuple[str, ...]:
+    name, spec = task
     shape = (spec.frame_stack, *spec.frame_shape) if spec.frame_stack > 1 else spec.frame_shape
-    actions = f"{spec.action.shape[0]} numbers" if task.is_continuous else f"1 of {spec.action.num_actions}"
-    agent, command = "dpg" if task.is_continuous else "dqn", f"{NAME} environment.task={task.name}"
-    return task.name, f"{spec.frame_dtype} {'x'.join(map(str, shape))}", actions, agent, command
+    is_discrete, command = spec.action.dtype == "int32", f"{NAME} environment.task={name}"
+    of_agent = (f"1 of {spec.action.num_actions}", "dqn") if is_discrete else (f"{spec.action.shape[0]} numbers", "dpg")
+    return name, f"{spec.frame_dtype} {'x'.join(map(str, shape))}", *of_agent, command
 
 
 def _parser() -> Parser:

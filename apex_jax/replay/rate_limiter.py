@@ -36,7 +36,7 @@ class RateLimiter:
         """`error_buffer`: in samples, at least `least_error_buffer`; samples_per_insert 0 = no limit."""
         self.inserted = 0
         self.sampled = 0
-        self.min_size_to_sample = min_size_to_sample
+        self._min_size = min_size_to_sample
         self._samples_per_insert = samples_per_insert
         self._error_buffer = error_buffer
 
@@ -72,13 +72,19 @@ class RateLimiter:
         if inserted_since:
             self.sampled += max(0, math.ceil(self._surplus - most))
 
+    @property
+    def ratio(self) -> float:
+        """Transitions drawn per transition stored since there were enough, or could have been drawn ahead of them."""
+        ahead = self._error_buffer / (self._samples_per_insert or math.inf)
+        return self.sampled / max(1.0, self.inserted - self._min_size + ahead)
+
     def _is_filled(self, size_transitions: int, is_full: bool) -> bool:
-        return size_transitions >= self.min_size_to_sample or (is_full and size_transitions > 0)
+        return size_transitions >= self._min_size or (is_full and size_transitions > 0)
 
     @property
     def _surplus(self) -> float:
         """Number of samples that drawing is behind the ratio; negative if it is ahead."""
-        return self._samples_per_insert * (self.inserted - self.min_size_to_sample) - self.sampled
+        return self._samples_per_insert * (self.inserted - self._min_size) - self.sampled
 
 
 def make_limiter(config: Config, spec: SegmentSpec) -> RateLimiter:

@@ -79,7 +79,7 @@ class Replay:
     @property
     def samples_per_insert(self) -> float:
         """Transitions drawn per transition stored, since there were enough to draw from."""
-        return self.limiter.sampled / max(1, self.limiter.inserted - self.limiter.min_size_to_sample)
+        return self.limiter.ratio
 
     # The journal
 

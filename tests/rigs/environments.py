@@ -250,6 +250,27 @@ class Pixels(Corridor):
         return super().step(action if type(action) is int else int(action[0] > 0))
 
 
+class MaskedBoard(Pixels):
+    """A small board, with an action mask in `info`."""
+
+    def __init__(self) -> None:
+        super().__init__((7, 7, 3))
+
+    def reset(self, **options: Any) -> tuple[Any, dict[str, Any]]:
+        return super().reset(**options)[0], {"action_mask": np.ones(2, np.int8)}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        return *super().step(action)[:4], {"action_mask": np.ones(2, np.int8)}
+
+
+class OwnSpaces(Corridor):
+    """Has an action space of a class that no other process can import."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.action_space = type("Local", (spaces.Discrete,), {})(2)  # type: ignore[assignment]
+
+
 class Acts(Corridor):
     """Asserts that its space contains each action: "start" is a Discrete from 5, or else a Box of that dtype."""
 

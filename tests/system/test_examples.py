@@ -161,7 +161,8 @@ def test_own_algorithm_or_network_trains_in_every_role_and_is_evaluated_and_load
 ) -> None:
     monkeypatch.syspath_prepend(SCRIPT.parent)
     shutil.copy(SCRIPT.with_name(f"{setting.partition('=')[2].partition(':')[0]}.py"), tmp_path)
-    done = run(tmp_path, "--config", "cartpole", setting, *SHORT, "run_directory=run", seconds=300, script=MAIN)
+    many = ("--config", "cartpole", setting, "processes=many", *SHORT, "run_directory=run")
+    done = run(tmp_path, *many, seconds=300, script=MAIN)
     assert done.returncode == 0, done.stderr
     assert re.search(r"^Evaluation: .* after 16 updates", done.stdout, re.MULTILINE), done.stdout
 

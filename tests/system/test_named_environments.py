@@ -34,7 +34,7 @@ def named() -> dict[str, list[str]]:
         newest[VERSION.sub("", task)] = task
     words = set(re.findall(r"\b[A-Z]\w+(?:-v\d+)?", OF_OTHER_PACKAGES.sub("", text)))
     of_envpool = {word if VERSION.search(word) else newest.get(word, "") for word in words}
-    tasks = [task.name for task in trainable(sorted(of_envpool & {*envpool.list_all_envs()}))]
+    tasks = [name for name, _ in trainable(sorted(of_envpool & {*envpool.list_all_envs()}))]
     tasks += sorted(set(OF_OTHER_PACKAGES.findall(text)))
     arguments = {task: [f"environment.task={task}"] for task in tasks}
     return arguments | {f"--config {path.stem}": ["--config", path.stem] for path in sorted(CONFIGS.glob("*.yaml"))}

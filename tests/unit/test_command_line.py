@@ -55,10 +55,17 @@ def test_seeds_are_those_of_a_series_and_the_configuration_has_the_first() -> No
 @pytest.mark.parametrize(("given", "processes"), [
     ("", "one"), ("seeds=1,2", "one"), ("--role learner", "many"), ("actor.processes=2", "many"),
     ("evaluator.interval_seconds=5", "many"), ("environment.task=gymnasium:my_file:Slow", "many"),
-    ("environment.task=gymnasium:my_file:Fast processes=one", "one"), ("processes=many", "many"),
+    ("environment.task=gymnasium:my_file:Fast processes=one", "one"), ("environment.task=CartPole-v1", "one"),
+    ("processes=many", "many"),
 ])  # fmt: skip
 def test_configuration_of_one_process_gives_way_to_what_needs_several(given: str, processes: str) -> None:
     assert parse(["--config", "cartpole", *given.split()]).config.processes == processes
+
+
+def test_one_process_of_a_file_of_the_user_stays(tmp_path: Path) -> None:
+    (tmp_path / "own.yaml").write_text((CONFIGS / "cartpole.yaml").read_text())
+    own = ["--config", str(tmp_path / "own.yaml"), "environment.task=gymnasium:my_file:Fast"]
+    assert parse(own).config.processes == "one"
 
 
 def test_checkpoint_is_evaluated_with_the_configuration_of_its_run(tmp_path: Path) -> None:

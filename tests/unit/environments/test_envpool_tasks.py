@@ -50,7 +50,7 @@ def test_matplotlib_of_the_user_is_left_alone_until_a_game_of_jumanji_is_made() 
     ("AlohaHandOver-v1", {}, "; choose "),
     ("gfootball/academy_corner-v1", {}, "pixel games but Atari's"),
     ("Chess-v1", {}, "several players"),
-    ("CheetahRun-v1", {"frame_stack": 4}, "leave --config out"),
+    ("CheetahRun-v1", {"frame_stack": 4}, "or leave them and --config out"),
     ("CartPole-v1", {"frame_stack": 4}, r"frame_stack=1 environment\.frame_skip=1"),
     ("CartPole-v1", {"frame_skip": 4}, r"frame_stack=1 environment\.frame_skip=1"),
 ])  # fmt: skip
@@ -76,12 +76,12 @@ ONE_OF_EACH_KIND = ("Pong-v5", "WalkerWalk-v1", "HalfCheetah-v4", "CartPole-v1",
 
 @pytest.mark.parametrize("name", ONE_OF_EACH_KIND)
 def test_a_listed_task_starts_by_its_name(name: str) -> None:
-    (task,) = trainable([name])
+    [(listed, of_list)] = trainable([name])
     config = parse([f"environment.task={name}"], preset_of).config
     assert config.environment.task == name
     environment_spec = describe(config)
     spec = environment_spec.spec
-    assert task.is_continuous == (spec.action.dtype == "float32")
+    assert (listed, of_list.action) == (name, spec.action)
     environment = VectorEnvironment(config, environment_spec, np.arange(2), 100)
     step = environment.receive()
     assert step.observation.shape == (2, spec.frame_stack, *spec.frame_shape)

@@ -23,14 +23,7 @@ from apex_jax.config.load import load
 from apex_jax.environments import gymnasium_tasks
 from apex_jax.environments.environment import VectorEnvironment, describe
 from apex_jax.environments.gymnasium_tasks import NUMBER, Adapted, BrokenEnvironment, make
-from apex_jax.environments.task import (
-    action_bounds,
-    action_space,
-    action_spec,
-    check_bounds,
-    environment_spec,
-    parts_of,
-)
+from apex_jax.environments.task import action_bounds, action_of, action_space, action_spec, environment_spec, parts_of
 from apex_jax.host.errors import UsageError
 from apex_jax.policy import Policy
 from apex_jax.run.environment_spec import read_environment_spec, record_environment_spec
@@ -236,7 +229,8 @@ def test_observation_of_another_type_or_beyond_the_bounds_of_a_box_of_floats_is_
     Box(-2.5, np.array([0.1, 3.0], np.float32)), Box(0, 1, (2,), np.float64),
 ], ids=str)  # fmt: skip
 def test_space_of_actions_is_that_of_the_description_that_was_stored(space: spaces.Space[Any], tmp_path: Path) -> None:
-    made = environment_spec(config("gymnasium:CartPole-v1"), (4,), "float32", space, parts_of(Box(0, 1, (4,))))
+    cartpole, actions = config("gymnasium:CartPole-v1"), action_of("gymnasium:A", space)
+    made = environment_spec(cartpole, (4,), "float32", actions, parts_of(Box(0, 1, (4,))))
     record_environment_spec(tmp_path, made)
     assert action_space(read_environment_spec(tmp_path)) == space
 
@@ -305,9 +299,9 @@ def test_whole_numbers_or_a_vector_are_actions() -> None:
 
 @pytest.mark.parametrize(("low", "high"), [(2, np.inf), (-np.inf, 0), (-np.inf, np.inf), (-1e10, 1e10), (0, 2e6)])
 def test_open_bound_is_refused_with_the_wrapper_that_closes_it(low: float, high: float) -> None:
-    check_bounds("A", Box(-2, 9e5, (2,)))
+    action_of("A", Box(-2, 9e5, (2,)), is_bounded=True)
     with pytest.raises(UsageError, match=r"A: .*Box.*TransformAction"):
-        check_bounds("A", Box(np.array([-1, low]), np.array([1, high]), dtype=np.float64))
+        action_of("A", Box(np.array([-1, low]), np.array([1, high]), dtype=np.float64), is_bounded=True)
 
 
 @pytest.mark.parametrize("space", [Box(-1, 1, (2, 2)), Box(0, 9, (2,), np.int64), MultiBinary(3)])

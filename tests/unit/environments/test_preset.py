@@ -30,7 +30,8 @@ ENVIRONMENTS = "gymnasium:tests.rigs.environments:"
     ("Acrobot-v1", "lunar_lander"),
     ("CheetahRun-v1", "walker"),
     (f"{ENVIRONMENTS}Corridor", "lunar_lander"),
-    (f"{ENVIRONMENTS}Pixels;environment.settings={{continuous: true}}", "car_racing"),
+    (f"{ENVIRONMENTS}Pixels;environment.settings={{continuous: true, shape: [24, 30]}}", "car_racing"),
+    (f"{ENVIRONMENTS}OwnSpaces", "lunar_lander"),
     ("gymnasium:MountainCarContinuous-v0", "walker"),
     ("gymnasium:examples.own_pixels:Grid", "pixels"),
 ])  # fmt: skip
@@ -41,11 +42,12 @@ def test_preset_is_that_of_the_task_or_of_its_spaces(task: str, config: str) -> 
     assert f"--config {config}" in command.why or config == "atari_cpu"
 
 
-def test_images_too_small_for_convolutions_are_read_as_numbers() -> None:
-    settings = "environment.settings={shape: [7, 7, 3]}"
+@pytest.mark.parametrize(("side", "continuous"), [(7, False), (23, False), (23, True)])
+def test_images_too_small_for_convolutions_are_read_as_numbers(side: int, continuous: bool) -> None:
+    settings = f"environment.settings={{shape: [{side}, {side}, 3], continuous: {continuous}}}"
     command = parse([f"environment.task={ENVIRONMENTS}Pixels", settings], preset_of)
-    assert "7 x 7 x 3 numbers" in command.why
-    assert (command.config.environment.observation_layout, command.config.network.channels) == ("vector", ())
+    assert f"{side} x {side} x 3 numbers" in command.why
+    assert command.config.environment.observation_layout == "vector"
     assert describe(command.config).spec.frame_dtype == "float32"
 
 
@@ -56,8 +58,8 @@ def test_preset_of_a_kind_has_a_quarter_of_an_hour_unless_a_limit_is_given() -> 
 
     assert limits() == (15.0, 0, 0.0)
     assert limits("total_updates=77") == (0.0, 77, 0.0)
-    assert limits("total_minutes=3") == (3.0, 0, 0.0)
-    assert limits("evaluator.stop_at_return=5") == (0.0, 0, 5.0)
+    assert limits("total_minutes=0") == (0.0, 0, 0.0)
+    assert limits("evaluator.stop_at_return=5") == (15.0, 0, 5.0), "which may never come"
 
 
 def test_settings_of_the_user_count_more_than_those_of_the_preset() -> None:
@@ -70,8 +72,14 @@ def test_configuration_that_is_named_is_used_as_it_is_and_one_that_cannot_work_i
     command = parse(["--config", "cartpole", "environment.task=Acrobot-v1"], preset_of)
     assert (command.why, command.config.total_updates) == ("", load(CONFIGS / "cartpole.yaml").total_updates)
     config = parse(["--config", "atari", f"environment.task={ENVIRONMENTS}Corridor"], preset_of).config
-    with pytest.raises(UsageError, match="leave --config out"):
+    with pytest.raises(UsageError, match="or leave them and --config out"):
         describe(config)
+
+
+def test_board_with_action_masks_is_read_as_numbers() -> None:
+    command = parse([f"environment.task={ENVIRONMENTS}MaskedBoard"], preset_of)
+    assert describe(command.config).spec.action.is_masked
+    assert "observations are 149 numbers, actions 2 choices" in command.why
 
 
 @pytest.mark.parametrize(("task", "words"), [
@@ -95,6 +103,9 @@ def test_environment_is_made_once_for_choice_and_description(monkeypatch: pytest
     assert len(made) == 1
     describe(config, is_tried=True)  # of a later run, whose files may have changed
     assert len(made) == 2
+    for count in (3, 4):  # of runs that ended before they described it
+        parse([f"environment.task={ENVIRONMENTS}Corridor"], preset_of)
+        assert len(made) == count
 
 
 def test_train_takes_a_task_in_place_of_a_configuration(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -104,7 +115,8 @@ def test_train_takes_a_task_in_place_of_a_configuration(tmp_path: Path, capsys: 
     run = training.train(f"{ENVIRONMENTS}Corridor", run_directory=directory, total_updates=40, evaluator=games, **small)
     assert run.config.environment.task == f"{ENVIRONMENTS}Corridor"
     assert "so --config lunar_lander" in capsys.readouterr().out
-    assert run.evaluations
+    with pytest.raises(UsageError, match="phys2d/CartPole-v1 is given, too"):
+        training.train("phys2d/CartPole-v1", environment={"task": "Acrobot-v1"})
 
 
 def test_each_preset_is_a_configuration() -> None:
