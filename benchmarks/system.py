@@ -1,6 +1,7 @@
 """`python main.py` on this machine: how soon it trains, and its updates/s relative to what its parts allow.
 
-The time from the command to the first update is measured with an empty compilation cache and then with a filled one.
+The time from the command to the first update, and to each step before it, is measured with an empty compilation cache
+and then with a filled one.
 Measured alone, with all cores, the actor makes a steps/s and the learner u updates/s. A run with r steps per update can
 then make at most 1 / (1 / u + r / a) updates/s; r is measured in the run itself.
 """
@@ -37,8 +38,9 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=5.0, help="of running the whole; 0 = only the starts")
     parser.add_argument("--warm-starts", type=int, default=2)
     arguments = parser.parse_args()
-    cold, warm = starts(arguments.config, arguments.warm_starts)
-    figures: dict[str, object] = {"cold start, s": cold, "warm starts, s": warm}
+    found = starts(arguments.config, arguments.warm_starts)
+    cold, *warm = (parts["first update"] for parts in found)
+    figures: dict[str, object] = {"cold start, s": cold, "warm starts, s": warm, "parts of each start, s": found}
     targets = {"warm start, as a share of a cold one": target(sum(warm) / len(warm) / cold, at_most=0.75)}
     if arguments.minutes:
         rates = rates_of(arguments.config, 60 * arguments.minutes)
@@ -48,17 +50,31 @@ def main() -> None:
     finish("system", figures, targets)
 
 
-def starts(name: str, number: int) -> tuple[float, list[float]]:
-    """Returns the seconds to the first update without compiled programs, and those of so many starts with them."""
-    seconds = []
+def starts(name: str, number: int) -> list[dict[str, float]]:
+    """Returns the parts of a start without compiled programs, and of so many starts with them."""
+    found = []
     with tempfile.TemporaryDirectory(prefix="apex-jax-benchmark-") as cache:
         for temperature in ("cold", *["warm"] * number):
             start = time.time()
             with running(name, ["metrics_interval_seconds=0.2"], cache) as directory:
-                lines = lines_of(directory / "metrics" / "learner.jsonl")
-                seconds.append(next(line["time"] for line in lines if line["learner/updates"]) - start)
-            say(f"{temperature} start: first update after {seconds[-1]:.1f} s")
-    return seconds[0], seconds[1:]
+                found.append(parts_of(directory, start))
+            say(f"{temperature} start, s: {', '.join(f'{part} {at:.1f}' for part, at in found[-1].items())}")
+    return found
+
+
+def parts_of(directory: Path, start: float) -> dict[str, float]:
+    """Returns when each part of a start was done, in seconds since `start`, a unix time.
+
+    A role writes metrics once it has imported what it needs, and has its environments and links.
+    """
+    lines = {name: lines_of(directory / "metrics" / f"{name}.jsonl") for name in ("replay", "learner", "actor-0")}
+    least = load(directory / "config.yaml").replay.min_size_to_sample
+    done = {name: role[0] for name, role in lines.items() if role}
+    done["first transitions"] = next(line for line in lines["replay"] if line["replay/size_transitions"])
+    filled = [line for line in lines["replay"] if line["replay/size_transitions"] >= least]
+    done |= {"enough to draw from": filled[0]} if filled else {}
+    done["first update"] = next(line for line in lines["learner"] if line["learner/updates"])
+    return {part: round(line["time"] - start, 1) for part, line in done.items()}
 
 
 def rates_of(name: str, seconds: float) -> dict[str, float]:
