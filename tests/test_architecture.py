@@ -75,7 +75,7 @@ BUDGETS = {
         "host": 372,
     },
     "tests": {
-        "unit": 12_594,
+        "unit": 12_593,
         "rigs": 2_551,
         "system": 2_658,
         "faults": 1_413,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import math
 import os
 import re
 import shlex
@@ -31,6 +30,7 @@ from apex_jax.run.provenance import playing_arguments
 
 PLAIN_INTERVAL_SECONDS = 10.0
 PANEL_WIDTH = 100
+SLOW_STEPS_PER_SECOND = 200.0  # below which steps are dearer than updates, as configs/slow.yaml takes them
 
 
 class LiveView:
@@ -93,10 +93,8 @@ def introduction(config: Config) -> str:
         (config.evaluator.stop_at_return, f"an evaluation with a return of {config.evaluator.stop_at_return:,g}"),
     )
     ends = [text for limit, text in limits if limit]
-    if ends:
-        end = "ends after " + " or ".join(ends) + (", whichever comes first" if len(ends) > 1 else "")
-    else:
-        end = "runs until it is stopped with Ctrl-C"
+    first = ", whichever comes first" if len(ends) > 1 else ""
+    end = f"ends after {' or '.join(ends)}{first}" if ends else "runs until it is stopped with Ctrl-C"
     steps = checkpoint_steps(Path(config.directory, "checkpoints"))
     begin = f"Learning starts once the replay holds {config.replay.min_size_to_sample:,} transitions."
     if steps:
@@ -187,9 +185,8 @@ def _panel(config: Config, progress: RunProgress, page_address: str) -> Panel:
     table.add_column()
     for record in rows(config, progress):
         table.add_row(record.name, record.text)
-    warnings = [Text(f"warning: {warning}", style="yellow") for warning in progress.warnings]
     return Panel(  # a narrower terminal makes it narrower
-        Group(table, *warnings),
+        Group(table, *(Text(f"warning: {warning}", style="yellow") for warning in progress.warnings)),
         title=Text(f"{config.environment.task}: {progress.phase}", style="bold"),
         title_align="left",
         subtitle=Text(page_address) if page_address else None,
@@ -238,8 +235,11 @@ def _replay(config: Config, progress: RunProgress) -> Record:
     size, least = progress.replay_size, config.replay.min_size_to_sample
     if size >= least:
         return Record("replay", f"{size:,}", f"of {config.replay.capacity_transitions:,} transitions")
-    seconds = (least - size) * config.environment.frame_skip / (progress.frames_per_second or math.inf)
-    when = f"in about {_duration(seconds)}; sooner: replay.min_size_to_sample" if seconds else ""
+    speed = progress.frames_per_second / config.environment.frame_skip
+    updates_per_step = config.replay.samples_per_insert / config.learner.batch_size
+    is_slow = speed < SLOW_STEPS_PER_SECOND and not config.network.channels and 0 < updates_per_step < 1
+    sooner = "--config slow" if is_slow else "replay.min_size_to_sample"
+    when = f"in about {_duration((least - size) / speed)}; sooner: {sooner}" if speed else ""
     return Record("replay", f"{size:,}", f"of the {least:,} needed to start ({size / least:.0%})", when)
 
 

@@ -9,11 +9,9 @@ import pytest
 from rich.cells import cell_len
 from rich.text import Text
 
-from apex_jax.config import EnvironmentConfig
-from apex_jax.operations.live_view import LiveView, final_summary
+from apex_jax.config import EnvironmentConfig, NetworkConfig
+from apex_jax.operations.live_view import LiveView, final_summary, rows
 from tests.rigs.live_views import START, Clock, config, progress
-
-ROLES = dict.fromkeys(("replay", "learner", "actor-0", "actor-1", "evaluator"), "running")
 
 
 class Terminal(io.StringIO):
@@ -57,6 +55,14 @@ def test_view_says_when_learning_will_start_at_this_speed_and_which_key_decides(
     assert "needed to start (0%);" in line_of(replay_size=0, frames_per_second=0.0)
 
 
+def test_view_hints_at_the_configuration_for_slow_environments_of_numbers() -> None:
+    network = NetworkConfig(channels=(), kernel_sizes=(), strides=())
+    numbers = config(network=network, environment=EnvironmentConfig(frame_skip=1))
+    for speed, key in ((199.0, "--config slow"), (201.0, "replay.min_size_to_sample")):
+        records = rows(numbers, progress(replay_size=250, frames_per_second=speed))
+        assert [record.detail.endswith(f"sooner: {key}") for record in records if record.name == "replay"] == [True]
+
+
 def test_plain_output_begins_at_once_and_is_a_line_each_ten_seconds() -> None:
     stream, clock = io.StringIO(), Clock()
     with LiveView(config(), stream, clock) as view:
@@ -86,16 +92,14 @@ def test_every_number_is_shown_in_a_line_and_in_a_panel_within_80_columns(termin
     numbers = ["learning", "1:02:03, about 1:30:00 left", "12,345,678", "5,120", "98,765", "42.1", "2.01 (target: 2)"]
     numbers += ["61,234 of 10,000 transitions", "-12.34", "7.25 (79% of human), best 9.5 (86% of human)", "actor-0"]
     for text in ("\n".join(panel), line_of()):
-        assert [number for number in numbers if number not in text] == []
+        assert [number for number in (*numbers, "3.00 GiB") if number not in text] == []
     assert "restarted 1x: actor-0; running: learner, replay" in "\n".join(panel)
-    assert "3.00 GiB" in "\n".join(panel)
 
 
 def test_names_with_square_brackets_are_shown_as_they_are(terminal: Terminal) -> None:
-    panel = panel_of(terminal, task="[bold]odd[/]", roles={"[dim]odd[/]": "running"})
-    text = "\n".join(panel)
-    for part in ("[bold]odd[/]: learning", "running: [dim]odd[/]"):
-        assert part in text
+    text = "\n".join(panel_of(terminal, task="[bold]odd[/]", roles={"[dim]odd[/]": "running"}))
+    assert "[bold]odd[/]: learning" in text
+    assert "running: [dim]odd[/]" in text
 
 
 def test_address_of_the_page_is_printed_once_and_shown_in_the_panel(terminal: Terminal) -> None:
@@ -103,9 +107,7 @@ def test_address_of_the_page_is_printed_once_and_shown_in_the_panel(terminal: Te
     with LiveView(config(), stream, page_address=address) as view:
         view.update(progress())
     assert stream.getvalue().count(address) == 1
-    panel = panel_of(terminal, address)
-    assert f" {address} " in panel[-1]
-    assert max(map(cell_len, panel)) <= 80
+    assert f" {address} " in panel_of(terminal, address)[-1]
 
 
 def test_panel_shows_warnings_whole(terminal: Terminal) -> None:
@@ -139,11 +141,10 @@ def summary_of(run: Path, *folders: str, screen: bool = True, **changes: object)
 
 def test_summary_lists_results_and_commands_to_look_at_them(tmp_path: Path) -> None:
     run = tmp_path / "my runs"
-    ended = ("total_updates=9",)
-    text = summary_of(run, CHECKPOINT, warnings=("a warning",), reached_limits=ended)
+    text = summary_of(run, CHECKPOINT, warnings=("a warning",), reached_limits=("total_updates=9",))
     play = f"--role evaluator checkpoint='{run}' episodes=100"
-    for part in ("12,345,678", "98,765", "7.25 (79%", "9.5 (86%", *ended, "a warning", f"'{run}'", play):
-        assert part in text
+    parts = ["12,345,678", "98,765", "7.25 (79%", "9.5 (86%", "total_updates=9", "a warning", f"'{run}'", play]
+    assert [part for part in parts if part not in text] == []
     assert "Record:" not in text, "it would fail, too"
     assert "Look at" not in text
     for name in ("curves.png", "video.mp4"):
