@@ -60,7 +60,7 @@ MUST_NOT_IMPORT = {  # part of the package -> what its files can do without
 # No commit raises a number by more than its issue names; lower it once there are fewer.
 BUDGETS = {
     "apex_jax": {
-        "workers": 1_974,
+        "workers": 1_973,
         "links": 1_412,
         "environments": 1_533,
         "operations": 1_511,
@@ -75,7 +75,7 @@ BUDGETS = {
         "host": 372,
     },
     "tests": {
-        "unit": 12_593,
+        "unit": 12_591,
         "rigs": 2_551,
         "system": 2_658,
         "faults": 1_413,

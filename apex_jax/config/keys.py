@@ -365,7 +365,7 @@ class EvaluatorConfig:
         0, "processes=one: updates between evaluations; 0 = a tenth of total_updates, else 5,000", "updates", 0, 10**12
     )
     interval_seconds: float = key(
-        60.0, "pause from the end of an evaluation to the start of the next", "seconds", 0, 10**6
+        60.0, "pause before an evaluation: since the last one, or since the run started", "seconds", 0, 10**6
     )
     max_episode_frames: int = key(108_000, "time limit of a game", "frames", 16, 10**9)
     stop_at_return: float = key(

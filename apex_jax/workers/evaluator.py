@@ -112,9 +112,12 @@ def finish_film(film: Film, evaluation: Evaluation) -> None:
 
 
 def next_weights(client: WeightsClient, last: Weights | None, pause_seconds: float, stop: StopSignal) -> Weights | None:
-    """Returns new weights after a pause, or the final ones; None if the process stops or none will arrive."""
-    until = time.monotonic() + (pause_seconds if last is not None else 0)
-    seen = last
+    """Returns new weights after a pause, or the final ones; None if the process stops or none will arrive.
+
+    Weights without an update are not played, and the pause follows them, too: games would take the cores from the start
+    of the run.
+    """
+    until, seen = time.monotonic() + (pause_seconds if last is not None else 0), last
     while not stop.is_set():
         stop.beat()
         is_due = time.monotonic() >= until
@@ -124,9 +127,10 @@ def next_weights(client: WeightsClient, last: Weights | None, pause_seconds: flo
         if stop.run_is_over:
             return None
         if newest is not None and is_due:
-            if last is None or newest.updates != last.updates:
+            if newest.updates != (0 if last is None else last.updates):
                 return newest
-            seen = newest  # a restarted learner publishes the weights of its checkpoint, which may be evaluated already
+            # A restarted learner publishes the weights of its checkpoint, which may be evaluated already.
+            seen, until = newest, time.monotonic() + (pause_seconds if last is None else 0)
         stop.wait(0.1)
     return None
 

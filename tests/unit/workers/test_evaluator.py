@@ -107,8 +107,7 @@ def test_evaluator_waits_for_weights_that_it_can_use_and_has_not_evaluated(link:
     wait_until(lambda: client.dropped["not_finite"] == 1)
     again.publish(params_of(2), 502, 0)
     wait_until(lambda: not thread.is_alive())
-    assert found[0] is not None
-    assert found[0].updates == 502
+    assert [weights and weights.updates for weights in found] == [502]
 
 
 def test_evaluating_a_run_without_a_checkpoint_is_one_line_of_error(tmp_path: Path) -> None:
@@ -124,13 +123,13 @@ def test_checkpoint_of_another_configuration_is_not_evaluated(tmp_path: Path) ->
         evaluator.run(config, "evaluator", StopSignal())
 
 
-@pytest.mark.parametrize("updates", [0, 499, 501])
-def test_new_weights_are_evaluated_even_with_fewer_updates_after_a_restart(updates: int) -> None:
-    client = mock.Mock(spec=WeightsClient)
-    client.fetch_after.side_effect = [None, weights_of(500), weights_of(updates)]
-    newest = next_weights(client, weights_of(500), 0.0, StopSignal())
-    assert newest is not None
-    assert newest.updates == updates
+# Restarts with fewer updates, more updates, and the first weights that have learned something.
+@pytest.mark.parametrize(("last", "published"), [(500, [500, 0]), (500, [499]), (500, [500, 501]), (None, [0, 0, 8])])
+def test_new_weights_are_evaluated(last: int | None, published: list[int]) -> None:
+    client = mock.Mock(spec=WeightsClient, newest=None)
+    client.fetch_after.side_effect = [None, *map(weights_of, published)]
+    found = next_weights(client, None if last is None else weights_of(last), 0.0, StopSignal())
+    assert (found and found.updates) == published[-1]
 
 
 def test_evaluation_of_the_final_weights_goes_on_after_the_link_is_lost() -> None:
