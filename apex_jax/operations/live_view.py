@@ -31,6 +31,7 @@ from apex_jax.run.provenance import playing_arguments
 PLAIN_INTERVAL_SECONDS = 10.0
 PANEL_WIDTH = 100
 SLOW_STEPS_PER_SECOND = 200.0  # below which steps are dearer than updates, as configs/slow.yaml takes them
+SECONDS_TO_KNOW_THE_SPEED = 20.0  # from the start of a run: the first steps of a fast environment are slow, too
 
 
 class LiveView:
@@ -45,6 +46,7 @@ class LiveView:
         self._stream = stream
         self._clock = clock
         self._next_line = clock()
+        self._evaluation: EvaluationSummary | None = None  # that has been printed
         self._printed: set[str] = set()  # kinds of the current warnings that have been printed as lines
         self._live: Live | None = None
         print(introduction(config), file=stream, flush=True)
@@ -64,11 +66,11 @@ class LiveView:
         self.close()
 
     def update(self, progress: RunProgress) -> None:
-        """Shows `progress`; call it about twice a second. Without a terminal, it prints once in ten seconds."""
+        """Shows `progress`, about twice a second; without a terminal, each ten seconds and with each evaluation."""
         if self._live:
             self._live.update(_panel(self._config, progress, self._page_address), refresh=True)
-        elif self._clock() >= self._next_line:
-            self._next_line = self._clock() + PLAIN_INTERVAL_SECONDS
+        elif self._clock() >= self._next_line or progress.latest_evaluation != self._evaluation:
+            self._next_line, self._evaluation = self._clock() + PLAIN_INTERVAL_SECONDS, progress.latest_evaluation
             line = "; ".join(f"{record.name} {record.text}" for record in rows(self._config, progress))
             print(f"{progress.phase}: {line}", file=self._stream, flush=True)
             for warning in progress.warnings:
@@ -118,21 +120,18 @@ def final_summary(progress: RunProgress, config: Config, can_render: bool) -> st
     def present(*names: str) -> list[str]:
         return [name for name in names if Path(run_directory, name).exists()]
 
-    lines = [
-        f"Ran for {_duration(progress.elapsed_seconds)}:"
-        f" {progress.frames:,} frames and {progress.updates:,} updates in all",
-        f"Evaluation:  {_evaluations(progress, with_updates=True).text}",
-    ]
     reached = " and ".join(progress.reached_limits)
-    if reached:
-        lines.append(f"Ended:       {reached} is reached")
-    lines += [f"Warning:     {warning}" for warning in progress.warnings]
-    if progress.film:
-        lines.append(f"Video:       {progress.film}")
+    in_all = f"{progress.frames:,} frames and {progress.updates:,} updates in all"
+    lines = [
+        f"Ran for {_duration(progress.elapsed_seconds)}: {in_all}",
+        f"Evaluation:  {_evaluations(progress, with_updates=True).text}",
+        *([f"Ended:       {reached} is reached"] if reached else []),
+        *(f"Warning:     {warning}" for warning in progress.warnings),
+        *([f"Video:       {progress.film}"] if progress.film else []),
+    ]
     is_filmed = bool(config.evaluator.video or present("video.mp4", "video.gif"))
     is_not_filmed = can_render and bool(reached) and not is_filmed
-    if is_not_filmed:
-        lines.append("Video:       none; the log says why")
+    lines += ["Video:       none; the log says why"] if is_not_filmed else []
     pictures = present("report.html", "curves.png", "video.mp4", "video.gif")
     lines += [f"Look at:     {shlex.quote(os.path.join(run_directory, name))}" for name in pictures]
     lines.append(f"Files:       {shlex.quote(run_directory)}")
@@ -237,8 +236,9 @@ def _replay(config: Config, progress: RunProgress) -> Record:
         return Record("replay", f"{size:,}", f"of {config.replay.capacity_transitions:,} transitions")
     speed = progress.frames_per_second / config.environment.frame_skip
     updates_per_step = config.replay.samples_per_insert / config.learner.batch_size
-    is_slow = speed < SLOW_STEPS_PER_SECOND and not config.network.channels and 0 < updates_per_step < 1
-    sooner = "--config slow" if is_slow else "replay.min_size_to_sample"
+    is_slow = speed < SLOW_STEPS_PER_SECOND and progress.elapsed_seconds > SECONDS_TO_KNOW_THE_SPEED
+    can_be_slow = not config.network.channels and 0 < updates_per_step < 1
+    sooner = "--config slow" if is_slow and can_be_slow else "replay.min_size_to_sample"
     when = f"in about {_duration((least - size) / speed)}; sooner: {sooner}" if speed else ""
     return Record("replay", f"{size:,}", f"of the {least:,} needed to start ({size / least:.0%})", when)
 

@@ -101,16 +101,15 @@ class LocalRun:
                     progress = self._with_roles(reader.read())
                     view.update(progress)
                     self._page.update(progress)
+                view.update(self._with_roles(reader.read()))  # the score first: film, curves and report come after it
         finally:
             if self._stop.signal_number:
                 acknowledge(STOPPING if self._over_seconds is None else STOPPING_AFTER_THE_END)
             self._end_processes()  # within SAME_REQUEST_SECONDS of a signal that the roles received, too
         draw_curves(self._directory, self._config.environment.task)
-        film = film_in_simulator(self._config, self._stop)
-        progress = replace(reader.read(), film=film)
+        progress = replace(reader.read(), film=film_in_simulator(self._config, self._stop))
         self._page.finish(progress)
-        has_video = can_render(self._config, self._environment_spec)
-        print(final_summary(progress, self._config, has_video), flush=True)
+        print(final_summary(progress, self._config, can_render(self._config, self._environment_spec)), flush=True)
         for role in self._roles:
             if role.role in ("learner", "replay") and (error := role.error_line()):
                 # The updates or transitions that it failed to save are lost.

@@ -111,6 +111,7 @@ class OneProcess:
         evaluation = self.evaluator.evaluation(returns, weights)
         self.weights.best_return = max(self.weights.best_return, evaluation.mean)
         record(self.evaluator_role, self.environment_spec, evaluation, weights.params)
+        self.look(self._phase())  # the score first: film, curves and report come after it
         self.is_ended |= bool(self.on_evaluation(evaluation))
         if film is not None:
             finish_film(film, evaluation)

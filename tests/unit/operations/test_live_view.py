@@ -9,8 +9,9 @@ import pytest
 from rich.cells import cell_len
 from rich.text import Text
 
-from apex_jax.config import EnvironmentConfig, NetworkConfig
+from apex_jax.config import EnvironmentConfig, LearnerConfig, NetworkConfig
 from apex_jax.operations.live_view import LiveView, final_summary, rows
+from apex_jax.operations.progress import EvaluationSummary
 from tests.rigs.live_views import START, Clock, config, progress
 
 
@@ -55,23 +56,26 @@ def test_view_says_when_learning_will_start_at_this_speed_and_which_key_decides(
     assert "needed to start (0%);" in line_of(replay_size=0, frames_per_second=0.0)
 
 
-def test_view_hints_at_the_configuration_for_slow_environments_of_numbers() -> None:
+def test_view_hints_at_the_configuration_for_slow_environments_of_numbers_once_it_knows_the_speed() -> None:
     network = NetworkConfig(channels=(), kernel_sizes=(), strides=())
     numbers = config(network=network, environment=EnvironmentConfig(frame_skip=1))
-    for speed, key in ((199.0, "--config slow"), (201.0, "replay.min_size_to_sample")):
-        records = rows(numbers, progress(replay_size=250, frames_per_second=speed))
-        assert [record.detail.endswith(f"sooner: {key}") for record in records if record.name == "replay"] == [True]
+    pixels, an_update_a_step = numbers.replace(network=NetworkConfig()), numbers.replace(learner=LearnerConfig(2))
+    slow, fast = {"frames_per_second": 199.0}, {"frames_per_second": 201.0}
+    cases = [(numbers, slow), (numbers, fast), (numbers, slow | {"elapsed_seconds": 10.0})]
+    cases += [(pixels, slow), (an_update_a_step, slow)]
+    hints = ["--config slow" in rows(run, progress(replay_size=250, **seen))[3].text for run, seen in cases]
+    assert hints == [True, False, False, False, False]
 
 
-def test_plain_output_begins_at_once_and_is_a_line_each_ten_seconds() -> None:
+def test_plain_output_begins_at_once_and_is_a_line_each_ten_seconds_and_with_each_evaluation() -> None:
     stream, clock = io.StringIO(), Clock()
     with LiveView(config(), stream, clock) as view:
         introduced = len(stream.getvalue().splitlines())
         assert introduced >= 1
         for tick in range(50):  # half seconds
             clock.now = START + tick / 2
-            view.update(progress())
-    assert len(stream.getvalue().splitlines()) == introduced + 3  # at 0, 10 and 20 seconds
+            view.update(progress(latest_evaluation=EvaluationSummary(float(tick >= 25), None, 8)))
+    assert len(stream.getvalue().splitlines()) == introduced + 4  # at 0, 10, 12.5 and 22.5 seconds
     assert "\x1b" not in stream.getvalue()
 
 
@@ -107,7 +111,9 @@ def test_address_of_the_page_is_printed_once_and_shown_in_the_panel(terminal: Te
     with LiveView(config(), stream, page_address=address) as view:
         view.update(progress())
     assert stream.getvalue().count(address) == 1
-    assert f" {address} " in panel_of(terminal, address)[-1]
+    panel = panel_of(terminal, address)
+    assert f" {address} " in panel[-1]
+    assert max(map(cell_len, panel)) <= 80
 
 
 def test_panel_shows_warnings_whole(terminal: Terminal) -> None:

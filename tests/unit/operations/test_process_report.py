@@ -23,7 +23,7 @@ from apex_jax.operations.records import ProcessStatus, read_report, report_path
 from apex_jax.process import SUPERVISED, StopSignal
 from apex_jax.transport.http_link import StatusError, fetch
 from tests.rigs.links import free_address, wait_until
-from tests.rigs.processes import Programs, catch, free_tcp_addresses
+from tests.rigs.processes import Programs, catch
 
 CONFIG = Config(learner=LearnerConfig(batch_size=10))
 
@@ -255,16 +255,6 @@ def test_whole_run_and_each_role_serve_their_status(tmp_path: Path) -> None:
         assert asked.exit_code() == 0
         named = [line.split()[0] for line in asked.stdout.splitlines()[1:6]]
         assert named == ["local", *(f"local/{name}" for name in found)]
-
-
-@pytest.mark.long
-def test_status_port_in_use_ends_the_role_in_one_line(tmp_path: Path) -> None:
-    with Programs(tmp_path) as programs, socket.create_server(("127.0.0.1", 0)) as taken:
-        address = f"addresses.status=tcp://127.0.0.1:{taken.getsockname()[1]}"
-        program = programs.start("--role", "actor", *catch(tmp_path / "run", *free_tcp_addresses(), address))
-        assert program.exit_code() == 1
-        assert address in program.stderr
-        assert "Traceback" not in program.stderr
 
 
 # Heartbeats of systemd --------------------------------------------------------------------------------------------

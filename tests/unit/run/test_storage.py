@@ -281,15 +281,6 @@ def test_damaged_checkpoint_of_a_copy_is_passed_over(
     assert local_progress("learner", tmp_path / "back") == 100
 
 
-def test_damaged_identity_of_a_copy_does_not_become_that_of_the_run(tmp_path: Path, run: Path) -> None:
-    push(tmp_path / "copy", run)
-    (tmp_path / "copy" / "learner" / "run_identity").write_bytes(b"\xff" * 100)
-    with pytest.raises(StorageError, match="holds the learner of another run"):
-        push(tmp_path / "copy", run)
-    Storage(str(tmp_path / "copy")).pull("learner", tmp_path / "back")
-    assert "run_identity" not in content(tmp_path / "back")
-
-
 def test_copy_of_an_earlier_release_is_refused_with_what_to_do(tmp_path: Path, run: Path) -> None:
     write(tmp_path, "copy/learner/manifest.json", b"{}")
     for use in (lambda: push(tmp_path / "copy", run), lambda: pull(tmp_path / "copy", tmp_path / "back")):

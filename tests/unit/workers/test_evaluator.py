@@ -27,6 +27,7 @@ from apex_jax.workers.role import RoleContext
 from tests.rigs import saved_runs
 from tests.rigs.learner_runs import config_of, save_checkpoint
 from tests.rigs.links import wait_until
+from tests.rigs.live_views import START, Clock
 from tests.rigs.saved_runs import save_best, save_run
 from tests.rigs.weights_link import Link, link, newest, params_of
 
@@ -130,6 +131,16 @@ def test_new_weights_are_evaluated(last: int | None, published: list[int]) -> No
     client.fetch_after.side_effect = [None, *map(weights_of, published)]
     found = next_weights(client, None if last is None else weights_of(last), 0.0, StopSignal())
     assert (found and found.updates) == published[-1]
+
+
+def test_pause_follows_weights_without_an_update_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, stop = Clock(), mock.Mock(spec=StopSignal, run_is_over=False)
+    monkeypatch.setattr(evaluator, "time", mock.Mock(monotonic=clock))
+    stop.is_set.return_value, stop.wait.side_effect = False, lambda seconds: setattr(clock, "now", clock.now + seconds)
+    client = mock.Mock(spec=WeightsClient, newest=weights_of(8))
+    client.fetch_after.side_effect = [weights_of(0), weights_of(8)]
+    assert next_weights(client, None, 60.0, stop) is not None
+    assert clock.now >= START + 60
 
 
 def test_evaluation_of_the_final_weights_goes_on_after_the_link_is_lost() -> None:
