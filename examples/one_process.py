@@ -54,7 +54,7 @@ class Actor:
         self.exploration = algorithm.exploration(size)
         self.algorithm, self.key = algorithm, jax.random.key(rng.integers(2**31))
         rules = config.algorithm.discount, game.reward_clip, game.life_loss_terminates, spread_first_slots(spec, size)
-        self.builder = SegmentBuilder(spec, size, *rules, config.algorithm.value_rescaling)
+        self.builder = SegmentBuilder(spec, size, *rules)
         self.tracker, self.returns = EpisodeTracker(size), list[float]()  # of the games that have ended
         self.calls = self.steps = 0
 

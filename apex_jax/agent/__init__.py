@@ -8,8 +8,8 @@ losses           the paper's equations
 dqn              Ape-X DQN, for discrete actions
 estimator        the meaning and the loss of DQN's outputs, as its options choose them
 munchausen       an option of DQN: soft targets with a bonus for the probability of the action
-value_rescaling  an option of DQN: h, which makes large values smaller
 quantiles        an option of DQN: the loss of quantiles of the return
+categorical      an option of DQN: how probable each of some returns is
 dpg              Ape-X DPG, for continuous actions
 training         parts common to all updates: optimizer, target copies, several updates in one call
 moments          running mean and variance of observations

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from apex_jax.agent.frame_store import Array
 from apex_jax.types import SegmentSpec
 
-INVALID = -1e30  # below every value, also after h^-1; finite, because 0 times it has to be 0
+INVALID = -1e30  # below every value; finite, because 0 times it has to be 0
 
 
 def split_mask(observation: Array, spec: SegmentSpec) -> tuple[Any, jax.Array | None]:

@@ -1,7 +1,7 @@
 """Ape-X DQN (Horgan et al. 2018): double Q-learning with n-step returns and a ladder of epsilons.
 
-Options that the paper does not have, all off by default: Munchausen targets, rescaled values and quantiles, which
-`estimator.py` combines, and layer normalization (`networks.py`).
+Options that the paper does not have, all off by default: Munchausen targets, quantiles and categorical returns, see
+`estimator.py`, and layer normalization (`networks.py`).
 """
 
 from __future__ import annotations
@@ -54,9 +54,10 @@ def make_dqn(
     `estimator`: meaning and loss of the network's outputs; None: those that `config.algorithm` chooses. Raises
     UsageError for one with action masks, which only those of this package read.
     """
-    if estimator is not None and spec.action.is_masked:
+    if spec.action.is_masked and (estimator is not None or config.algorithm.atoms):
+        key = "name" if estimator is not None else "atoms"
         what = f"its estimator does not know the action masks of environment.task={config.environment.task}"
-        raise UsageError(f"algorithm.name={config.algorithm.name}: {what}; leave algorithm.name out")
+        raise UsageError(f"algorithm.{key}={getattr(config.algorithm, key)}: {what}; leave algorithm.{key} out")
     estimator, num_actions = estimator or make_estimator(config.algorithm), spec.action.num_actions
     network = make_q_network(config.network, num_actions, compute_dtype, estimator.outputs)
     optimizer = make_optimizer(config.learner)
@@ -69,7 +70,7 @@ def make_dqn(
         return {"network": params, "observations": {"mean": state.moments.mean, "variance": state.moments.variance}}
 
     def outputs(params: Params, observation: jax.Array) -> jax.Array:
-        """Returns q-values float32[B, A], or the quantiles of each, float32[B, A, N]. `params`: see `with_moments`."""
+        """Returns q-values float32[B, A], or N numbers for each, float32[B, A, N]. `params`: see `with_moments`."""
         seen, mask = split_mask(observation, spec)
         if is_normalized:
             flat = normalized(jnp.reshape(seen, (seen.shape[0], -1)), **params["observations"])
@@ -106,7 +107,7 @@ def make_dqn(
         targets = estimator.target(batch, partial(outputs, online_params), partial(outputs, target_params))
         td_error = estimator.mean(targets) - estimator.mean(outputs_t)
         value = estimator.loss(outputs_t, targets, weights)
-        return value, (losses.priority(td_error), outputs_t.mean())
+        return value, (losses.priority(td_error), estimator.mean(outputs_t).mean())
 
     def update_once(
         state: Any, store: FrameStore, indices: jax.Array, weights: jax.Array, learning_rate_share: jax.Array

@@ -12,8 +12,6 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from apex_jax.agent.value_rescaling import rescaled
-
 MIN_PRIORITY = 1e-6  # so that a transition without error can be drawn; 0 means that no transition starts there
 
 
@@ -96,20 +94,13 @@ def priority(td_error: jax.Array) -> jax.Array:
 
 
 def initial_priority(
-    n_step_return: np.ndarray,
-    discount: np.ndarray,
-    value_t: np.ndarray,
-    bootstrap_value_tpk: np.ndarray,
-    *,
-    value_rescaling: bool = False,
+    n_step_return: np.ndarray, discount: np.ndarray, value_t: np.ndarray, bootstrap_value_tpk: np.ndarray
 ) -> np.ndarray:
     """Returns an actor's initial priorities from the values that it computed while acting, float32[N].
 
     |sum_{j<k} gamma^j r_{t+j+1} + gamma^k max_a q(S_{t+k}, a) - q(S_t, A_t)|, all with the actor's parameters,
     without a second forward pass (Horgan et al. 2018, section 3). In Ape-X DPG, q(S_{t+k}, pi(S_{t+k})) replaces the
-    maximum. Values are in the scale of the rewards; with `value_rescaling`, h of both sides is compared.
+    maximum.
     """
-    target = n_step_return + discount * bootstrap_value_tpk
-    if value_rescaling:
-        target, value_t = rescaled(target), rescaled(value_t)
-    return np.maximum(np.abs(target - value_t), MIN_PRIORITY).astype(np.float32)
+    td_error = n_step_return + discount * bootstrap_value_tpk - value_t
+    return np.maximum(np.abs(td_error), MIN_PRIORITY).astype(np.float32)

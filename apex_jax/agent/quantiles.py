@@ -5,8 +5,7 @@
     loss = sum_i mean_j |tau_i - 1{u_ij < 0}| l(u_ij),  u_ij = G_j - z_i(S_t, A_t; theta)
 
 l is Huber's loss, whatever `algorithm.loss` is. Actions are chosen by q. The priority is |mean_j G_j - q(S_t, A_t)|,
-the TD error of the means, which an actor computes, too, from its q-values alone. (With `algorithm.value_rescaling` the
-actor's is an approximation, because h of a mean is not the mean of h.)
+the TD error of the means, which an actor computes, too, from its q-values alone.
 """
 
 from __future__ import annotations

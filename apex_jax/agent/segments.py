@@ -41,18 +41,15 @@ class SegmentBuilder:
         reward_clip: float,
         life_loss_terminates: bool,
         first_slot: np.ndarray | None = None,
-        value_rescaling: bool = False,
         largest_observation: float = math.inf,
     ):
         """`reward_clip`: rewards are clipped to [-reward_clip, reward_clip]; 0 = no clipping.
 
         `first_slot`: int[E] in [0, max_transitions), the slot where each environment's first segment begins; None = 0.
-        `value_rescaling`: whether values are rescaled in `apex_jax.agent.losses.initial_priority`.
         `largest_observation`: a game with a larger number is left out of the segments that are not full by then.
         """
         self._spec = spec
         self._discount = discount
-        self._value_rescaling = value_rescaling
         self._reward_clip = reward_clip or np.inf
         self._life_loss_terminates = life_loss_terminates
         shape = (num_environments, spec.slots)
@@ -119,7 +116,7 @@ class SegmentBuilder:
     def _cut(self, env_id: int) -> Segment | None:
         """Returns a full segment (None if no transition starts in it); the next one begins with the overlap."""
         slots = Slots(*(array[env_id] for array in self._slots))
-        columns = n_step_columns(slots, self._spec, self._discount, self._value_rescaling)
+        columns = n_step_columns(slots, self._spec, self._discount)
         segment = Segment(self._frames[env_id].copy(), columns) if columns["priority"].any() else None
         overlap = self._spec.overlap
         for array in (self._frames, *self._slots):
@@ -138,7 +135,7 @@ def spread_first_slots(spec: SegmentSpec, num_environments: int) -> np.ndarray:
     return np.arange(num_environments) * spec.max_transitions // num_environments
 
 
-def n_step_columns(slots: Slots, spec: SegmentSpec, discount: float, value_rescaling: bool) -> Columns:
+def n_step_columns(slots: Slots, spec: SegmentSpec, discount: float) -> Columns:
     """Returns the columns of a full segment, computed from its `slots` [L]."""
     columns = zero_columns(spec)
     starts, returns, discounts, steps = _n_step_returns(slots, spec.frame_stack, spec.n_step, discount)
@@ -147,7 +144,7 @@ def n_step_columns(slots: Slots, spec: SegmentSpec, discount: float, value_resca
     columns["discount"][starts] = discounts
     columns["action"][starts] = slots.action[starts]
     columns["bootstrap_offset"][starts] = steps
-    columns["priority"][starts] = initial_priority(returns, discounts, *values, value_rescaling=value_rescaling)
+    columns["priority"][starts] = initial_priority(returns, discounts, *values)
     return columns
 
 

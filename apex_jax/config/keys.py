@@ -129,7 +129,7 @@ class AlgorithmConfig:
     )
     settings: JsonObject = key(
         JsonObject("{}"),
-        "a mapping such as {atoms: 51} for an algorithm of your own: json.loads(config.algorithm.settings)",
+        "a mapping such as {bins: 51} for an algorithm of your own: json.loads(config.algorithm.settings)",
         scope="weights",
     )
     n_step: int = key(3, "rewards summed before the bootstrap", "steps", 1, 64, scope="run")
@@ -153,20 +153,14 @@ class AlgorithmConfig:
         " of double_q",
         scope="weights",
     )
-    value_rescaling: bool = key(
-        False,
-        "DQN: the network learns returns whose size is nearly that of their square root (Pohlen et al. 2018); for"
-        " environment.reward_clip=0",
-        scope="weights",
-    )
     quantiles: int = key(
-        0,
-        "DQN: quantiles of the returns that the network learns (Dabney et al. 2018); 0 = their mean",
-        "",
-        0,
-        256,
-        scope="weights",
+        0, "DQN: quantiles of the returns to learn (Dabney et al. 2018); 0 = the mean", "", 0, 256, scope="weights"
     )
+    atoms: int = key(
+        0, "DQN: returns whose probabilities to learn (Bellemare et al. 2017); 0 = none", "", 0, 512, scope="weights"
+    )
+    lowest_return: float = key(0.0, "the first atom: the least discounted return", "", -1e9, 1e9, scope="weights")
+    highest_return: float = key(100.0, "the last atom", "", -1e9, 1e9, scope="weights")
 
 
 @dataclass(frozen=True)

@@ -80,7 +80,8 @@ GROUPS: dict[str, type] = {
     item.name: type(item.default) for item in dataclasses.fields(Config) if "key" not in item.metadata
 }
 OWNERS: list[tuple[str, type]] = [("", Config), *GROUPS.items()]
-REMOVED = {"replay.servers": 1, "replay.index": 0, "learner.devices": 1}  # keys in files of earlier releases
+# Keys in files of earlier releases, and what they must say.
+REMOVED = {"replay.servers": 1, "replay.index": 0, "learner.devices": 1, "algorithm.value_rescaling": False}
 SETTINGS = {setting.name: setting for group, owner in OWNERS for setting in settings_of(owner, group)}
 
 
@@ -313,7 +314,7 @@ def _flatten(tree: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, A
             yield name, value
         elif name in REMOVED:
             if value != REMOVED[name]:
-                what = f"must be {REMOVED[name]}, or left out: a run has one replay server, and one device"
+                what = f"must be {yaml_text(REMOVED[name])}, or left out: nothing else is possible any more"
                 raise UsageError(f"{name}={short_repr(value)}: {what}")
         elif name not in GROUPS:
             near = closest(name[:80])  # the search takes time in proportion to the square of the length

@@ -63,7 +63,7 @@ def learning_rule(config: Config) -> str:
         rule = "double Q-learning" if options.double_q else "Q-learning"
         rule = "Munchausen Q-learning, which is not double" if options.munchausen else rule
         rule += f", over {options.quantiles} quantiles" if options.quantiles else ""
-        rule += ", of rescaled values" if options.value_rescaling else ""
+        rule += f", over {options.atoms} atoms" if options.atoms else ""
     elif name == "dpg":
         rule = "deterministic policy gradients" + (", with twin critics" if options.twin_critics else "")
     else:

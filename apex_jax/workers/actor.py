@@ -243,7 +243,7 @@ def _begin(actor: Actor, welcome: ActorWelcome) -> tuple[np.ndarray, SegmentBuil
     _log.info(text, size, highest, lowest, process)
     rules = config.algorithm.discount, game.reward_clip, game.life_loss_terminates, spread_first_slots(spec, size)
     largest = value_limits(config).observation if spec.frame_dtype == "float32" else math.inf
-    builder = SegmentBuilder(spec, size, *rules, config.algorithm.value_rescaling, largest)
+    builder = SegmentBuilder(spec, size, *rules, largest)
     return seeds, builder, exploration, key
 
 

@@ -15,7 +15,7 @@ from tests.rigs.runs import ROOT
 
 NORMALIZED = ("network.layer_norm=true", "network.normalize_observations=true", "network.policy_units=[16, 24, 8]")
 OPTIONS = (
-    *("algorithm.munchausen=true", "algorithm.value_rescaling=true", "algorithm.quantiles=4"),
+    *("algorithm.munchausen=true", "algorithm.quantiles=4"),
     "network.layer_norm=true",
 )
 PLAIN = ("network.layer_norm=false", "network.normalize_observations=false", "algorithm.twin_critics=true")

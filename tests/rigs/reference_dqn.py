@@ -13,19 +13,7 @@ import numpy as np
 from tests.rigs import reference
 from tests.rigs.reference import Arrays, Batch, DuelingNetwork, RMSProp
 
-EPSILON = 0.01  # of Pohlen et al. 2018
 TAU, ALPHA, LEAST_LOG = 0.03, 0.9, -1.0  # of Vieillard et al. 2020, section 4
-
-
-def h(x: float) -> float:
-    """Returns a return as the network learns it."""
-    return math.copysign(math.sqrt(abs(x) + 1) - 1, x) + EPSILON * x
-
-
-def inverse_h(x: float) -> float:
-    """Returns the x of h(x), by the formula of proposition A.2 of Pohlen et al. 2018."""
-    root = math.sqrt(1 + 4 * EPSILON * (abs(x) + 1 + EPSILON))
-    return math.copysign(((root - 1) / (2 * EPSILON)) ** 2 - 1, x)
 
 
 def log_policy(q: np.ndarray) -> np.ndarray:
@@ -61,8 +49,27 @@ def quantile_loss_and_gradient(
     return loss, gradient, priority
 
 
+def softmax(logits: np.ndarray) -> np.ndarray:
+    """Returns the probabilities of the atoms `[..., N]`."""
+    likelihoods = np.exp(logits)
+    return likelihoods / likelihoods.sum(axis=-1, keepdims=True)
+
+
+def atom_loss_and_gradient(
+    logits: np.ndarray, action: np.ndarray, target: np.ndarray, weight: np.ndarray, returns: np.ndarray
+) -> tuple[float, np.ndarray, np.ndarray]:
+    """Returns the same as `quantile_loss_and_gradient`, from the probabilities `target` `[B, N]` of `returns` `[N]`."""
+    loss, gradient, priority = 0.0, np.zeros(logits.shape), np.zeros(len(logits))
+    for b, share in enumerate(weight / len(logits)):
+        p = softmax(logits[b, action[b]])
+        loss -= share * float(target[b] @ np.log(p))
+        gradient[b, action[b]] = share * (p - target[b])
+        priority[b] = abs((target[b] - p) @ returns)
+    return loss, gradient, priority
+
+
 class QuantileNetwork:
-    """A dueling network for each of N quantiles, with shared hidden layers; action a has outputs a N to a N + N - 1.
+    """A dueling network for each of N quantiles or atoms, with shared hidden layers: outputs a N to a N + N - 1 of a.
 
     With N = 1 it is the dueling network.
     """
@@ -96,7 +103,9 @@ class Learner:
         learner = config.learner
         self.config, self.updates = config, 0
         self.online, self.target = online, target
-        self.network = QuantileNetwork(max(1, config.algorithm.quantiles))
+        algorithm = config.algorithm
+        self.network = QuantileNetwork(max(1, algorithm.quantiles, algorithm.atoms))
+        self.returns = np.linspace(algorithm.lowest_return, algorithm.highest_return, max(1, algorithm.atoms))
         constants = (learner.learning_rate, learner.rmsprop_decay, learner.optimizer_epsilon)
         self.optimizer = RMSProp(self.online, *constants)
 
@@ -104,7 +113,10 @@ class Learner:
         """Returns priorities, loss, mean q-value and gradient norm of one update."""
         rows, form = np.arange(len(batch.action)), self.config.algorithm.loss
         targets, z = self.targets(batch), self.network.forward(self.online, batch.observation_t)
-        if self.config.algorithm.quantiles:
+        if self.config.algorithm.atoms:
+            loss, dz, priorities = atom_loss_and_gradient(z, batch.action, targets, batch.weight, self.returns)
+            z = softmax(z) @ self.returns[:, None]  # whose mean over the actions taken is the q-value
+        elif self.config.algorithm.quantiles:
             loss, dz, priorities = quantile_loss_and_gradient(z, batch.action, targets, batch.weight)
         else:
             q, target = z[:, :, 0], targets[:, 0]
@@ -128,6 +140,8 @@ class Learner:
         z_online_tpk, z_tpk = (
             self.network.forward(params, batch.observation_tpk) for params in (self.online, self.target)
         )
+        if algorithm.atoms:
+            return self.projected(batch, softmax(z_tpk), softmax(z_online_tpk if algorithm.double_q else z_tpk))
         q_t, found = self.network.forward(self.target, batch.observation_t).mean(axis=2), np.zeros((len(z_tpk), 0))
         for j in range(z_tpk.shape[2]):
             of_j = []
@@ -138,9 +152,17 @@ class Learner:
                 else:
                     bonus = 0.0
                     value = z_tpk[i, np.argmax(z_online_tpk[i].mean(axis=1) if algorithm.double_q else q), j]
-                if algorithm.value_rescaling:
-                    of_j.append(bonus + h(batch.n_step_return[i] + batch.discount[i] * inverse_h(value)))
-                else:
-                    of_j.append(bonus + batch.n_step_return[i] + batch.discount[i] * value)
+                of_j.append(bonus + batch.n_step_return[i] + batch.discount[i] * value)
             found = np.column_stack([found, of_j])
+        return found
+
+    def projected(self, batch: Batch, p_tpk: np.ndarray, p_choosing: np.ndarray) -> np.ndarray:
+        """Returns the target probabilities of each transition, `[B, N]`."""
+        found, returns, spacing = np.zeros(p_tpk[:, 0].shape), self.returns, self.returns[1] - self.returns[0]
+        for i, of_i in enumerate(p_tpk[range(len(p_tpk)), np.argmax(p_choosing @ returns, axis=1)]):
+            for probability, value in zip(of_i, returns, strict=True):
+                place = np.clip(batch.n_step_return[i] + batch.discount[i] * value, returns[0], returns[-1])
+                below = min(int((place - returns[0]) / spacing), len(returns) - 2)
+                share = (place - returns[below]) / spacing
+                found[i, below : below + 2] += probability * (1 - share), probability * share
         return found

@@ -28,7 +28,7 @@ SCRIPT = ROOT / "examples" / "one_process.py"
 NOTEBOOK = SCRIPT.with_name("cartpole.ipynb")
 OWN = (
     *(
-        "algorithm.name=c51:make",
+        "algorithm.name=hl_gauss:make",
         "algorithm.name=soft_q_learning:make",
         "network.name=residual_network:ResidualNetwork",
     ),

@@ -100,8 +100,8 @@ def test_files_of_earlier_releases_are_read_if_they_had_one_replay_server_and_on
     lines = "replay: {servers: 1, index: 0}\nlearner: {devices: 1}\naddresses: {experience: [tcp://127.0.0.1:1]}\n"
     file.write_text(lines)
     assert load(file).addresses.experience == "tcp://127.0.0.1:1"
-    for setting in ("replay.servers=2", "replay.index=1", "learner.devices=0"):
-        with pytest.raises(UsageError, match=rf"{setting}: must be [01], or left out: a run has one"):
+    for setting in ("replay.servers=2", "replay.index=1", "learner.devices=0", "algorithm.value_rescaling=true"):
+        with pytest.raises(UsageError, match=rf"{setting}: must be (0|1|false), or left out: nothing else is possible"):
             load(None, [setting])
     with pytest.raises(UsageError, match=r"addresses\.sampling=.*must be text"):
         load(None, ["addresses.sampling=[tcp://a:2,tcp://b:2]"])

@@ -15,7 +15,7 @@ from apex_jax.agent.networks import make_q_network
 from apex_jax.config import Config
 from apex_jax.host.errors import UsageError
 from apex_jax.types import ActionSpec, SegmentSpec
-from examples.c51 import make as make_c51
+from examples.hl_gauss import make as make_hl_gauss
 from tests.rigs import reference_dqn
 from tests.rigs.small_agents import BATCH, config, random_batches, random_store
 
@@ -94,7 +94,7 @@ def test_target_equals_a_loop_over_the_valid_actions_of_each_transition(name: st
 
 
 @pytest.mark.parametrize("options", [
-    {}, pytest.param({"munchausen": True, "value_rescaling": True, "quantiles": 5}, marks=pytest.mark.long)
+    {}, pytest.param({"munchausen": True, "quantiles": 5}, marks=pytest.mark.long)
 ])  # fmt: skip
 def test_exploring_or_not_only_valid_actions_are_chosen_and_all_of_them(options: dict[str, Any]) -> None:
     dqn, rng = make_dqn(config(**options), SPEC), np.random.default_rng(4)
@@ -116,4 +116,4 @@ def test_exploring_or_not_only_valid_actions_are_chosen_and_all_of_them(options:
 
 def test_estimator_of_the_user_is_refused() -> None:
     with pytest.raises(UsageError, match=r"its estimator does not know the action masks of environment\.task=Pong-v5"):
-        make_c51(config(), SPEC, jnp.float32)
+        make_hl_gauss(config(), SPEC, jnp.float32)

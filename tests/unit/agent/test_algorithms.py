@@ -48,7 +48,7 @@ DPG = Agent(make_dpg, CONTINUOUS_VECTORS, (("policy", "target_policy"), ("critic
 CONFIGS: dict[str, tuple[Agent, Config]] = {
     "dqn": (DQN, config()),
     "dqn, huber": (DQN, config(loss="huber")),
-    "dqn, all": (DQN, config(munchausen=True, value_rescaling=True, layer_norm=True, quantiles=5)),
+    "dqn, all": (DQN, config(munchausen=True, layer_norm=True, quantiles=5)),
     "dqn, normalized": (DQN, config(normalize_observations=True)),
     "dpg": (DPG, dpg_config()),
     "dpg, all": (DPG, dpg_config(**DPG_ALL)),

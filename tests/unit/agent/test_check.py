@@ -128,7 +128,7 @@ def test_dpg_takes_two_networks() -> None:
 
 
 @pytest.mark.parametrize("settings", [
-    ("algorithm.name=examples.c51:make", "algorithm.settings={atoms: 11}"),
+    ("algorithm.name=examples.hl_gauss:make", "algorithm.settings={bins: 11}"),
     ("algorithm.name=examples.soft_q_learning:make",),
     ("algorithm.name=examples.random_network_distillation:make", RESIDUAL),
 ])  # fmt: skip
@@ -154,7 +154,7 @@ def test_algorithm_without_the_actions_of_the_task_is_refused_with_the_right_one
 
 
 @pytest.mark.parametrize("name", ["auto", "dpg"])
-@pytest.mark.parametrize(("setting", "value"), [("munchausen", True), ("value_rescaling", True), ("quantiles", 8)])
+@pytest.mark.parametrize(("setting", "value"), [("munchausen", True), ("quantiles", 8), ("atoms", 9)])
 def test_option_of_dqn_is_refused_with_dpg(name: str, setting: str, value: Any) -> None:
     config = Config()
     config = config.replace(algorithm=replace(config.algorithm, name=name, **{setting: value}))

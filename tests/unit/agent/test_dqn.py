@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -13,7 +12,6 @@ import pytest
 from apex_jax.agent import losses, munchausen
 from apex_jax.agent.algorithm import Algorithm
 from apex_jax.agent.dqn import make_dqn
-from apex_jax.agent.value_rescaling import rescaled, unscaled
 from apex_jax.config import Config, NetworkConfig
 from tests.rigs import reference, reference_dqn
 from tests.rigs.agents import twin_params
@@ -22,14 +20,13 @@ from tests.rigs.small_agents import BATCH, VECTORS, batch_of, config, random_bat
 OPTIONS: dict[str, dict[str, Any]] = {
     "none": {},
     "munchausen": {"munchausen": True},
-    "value_rescaling": {"value_rescaling": True},
     "layer_norm": {"layer_norm": True},
     "quantiles": {"quantiles": 5},
     "quantiles in one stream": {"quantiles": 5, "dueling": False},
-    "all but quantiles": {"munchausen": True, "value_rescaling": True, "layer_norm": True},
-    "all": {"munchausen": True, "value_rescaling": True, "layer_norm": True, "quantiles": 5},
+    "atoms": {"atoms": 7, "lowest_return": -3.0, "highest_return": 4.0},
+    "all": {"munchausen": True, "layer_norm": True, "quantiles": 5},
 }
-QUICK = ("none", "all but quantiles", "all")
+QUICK = ("none", "atoms", "all")
 
 
 def marked(name: str) -> Any:
@@ -44,10 +41,10 @@ def random_params(dqn: Algorithm) -> Any:
 every_option = pytest.mark.parametrize("options", [marked(name) for name in OPTIONS])
 
 
-# "all" has rescaled quantiles: the mean of their h is not h of their mean, which is all that an actor has.
+# Not with atoms: where the returns beyond their bounds are cut, which an actor, who has the means, cannot know.
 @pytest.mark.parametrize("options", [
     pytest.param(OPTIONS[name], id=name, marks=() if name == "none" else pytest.mark.long)
-    for name in OPTIONS if name != "all"
+    for name in OPTIONS if name != "atoms"
 ])  # fmt: skip
 def test_initial_priority_of_an_actor_is_that_of_a_learner_with_the_same_parameters(options: dict[str, Any]) -> None:
     settings = config(**options)
@@ -59,8 +56,7 @@ def test_initial_priority_of_an_actor_is_that_of_a_learner_with_the_same_paramet
         for x in (batch.observation_t, batch.observation_tpk)
     )
     values = np.asarray(at_t.value), np.asarray(at_tpk.bootstrap_value)
-    is_rescaled = settings.algorithm.value_rescaling
-    ours = losses.initial_priority(batch.n_step_return, batch.discount, *values, value_rescaling=is_rescaled)
+    ours = losses.initial_priority(batch.n_step_return, batch.discount, *values)
     action = np.zeros(store.columns["action"].size, np.int32)
     action[indices[0]] = at_t.action
     for start in indices[0]:
@@ -95,10 +91,11 @@ def assert_params_equal(params: Any, twin: reference.Arrays) -> None:
 @pytest.mark.parametrize("config", [
     pytest.param(config(), id="paper"),
     pytest.param(config(double_q=False, loss="huber", max_gradient_norm=0.05), id="single_q_huber_clipped"),  # always
-    pytest.param(config(quantiles=4, munchausen=True, value_rescaling=True), id="all"),
+    pytest.param(config(quantiles=4, munchausen=True), id="all"),
+    pytest.param(config(**OPTIONS["atoms"]), id="atoms"),
     *(pytest.param(config(**options), id="_".join(options), marks=pytest.mark.long) for options in (
-        {"munchausen": True}, {"value_rescaling": True}, {"munchausen": True, "value_rescaling": True, "loss": "huber"},
-        {"quantiles": 4}, {"quantiles": 3, "double_q": False})),
+        {"munchausen": True}, {"munchausen": True, "loss": "huber"}, {"quantiles": 4},
+        {"quantiles": 3, "double_q": False}, {"atoms": 2, "double_q": False})),
 ])  # fmt: skip
 def test_updates_equal_their_numpy_twin(config: Config) -> None:
     dqn, store = make_dqn(config, VECTORS), random_store(3)
@@ -171,21 +168,6 @@ def test_actions_far_below_the_best_get_the_least_bonus_and_do_not_change_the_va
     q = jnp.array([[7.0, 6.5, -300.0], [1e9, -1e9, 0.0]])
     np.testing.assert_allclose(munchausen.bonus(q), [[0, -0.45, -0.9], [0, -0.9, -0.9]], rtol=1e-5)
     np.testing.assert_allclose(munchausen.soft_value(q), [7, 1e9], rtol=1e-6)
-
-
-SIZES = 10.0 ** np.arange(-8, 13)
-ANY = np.concatenate([-SIZES[::-1], [0.0], SIZES]).astype(np.float32)  # in order
-
-
-@pytest.mark.parametrize("wrap", [lambda function: function, jax.jit], ids=["numpy", "jitted"])
-def test_rescaling_and_its_inverse_equal_the_formulas_of_the_paper_and_undo_each_other(wrap: Callable) -> None:
-    h, inverse = wrap(rescaled), wrap(unscaled)
-    np.testing.assert_allclose(h(ANY), [reference_dqn.h(float(x)) for x in ANY], rtol=1e-6, atol=1e-15)
-    assert h(ANY).dtype == inverse(ANY).dtype == np.float32
-    exact = [reference_dqn.inverse_h(float(x)) for x in ANY]  # the formula loses 1e-14 even in float64
-    np.testing.assert_allclose(inverse(ANY), exact, rtol=1e-6, atol=1e-12)
-    np.testing.assert_allclose(inverse(h(ANY)), ANY, rtol=1e-6, atol=0)
-    np.testing.assert_allclose(h(inverse(ANY)), ANY, rtol=1e-6, atol=0)
 
 
 @pytest.mark.parametrize("options", [{}, pytest.param({"munchausen": True, "quantiles": 5}, marks=pytest.mark.long)])

@@ -10,7 +10,7 @@ import pytest
 
 from apex_jax.agent.segments import SegmentBuilder, spread_first_slots
 from apex_jax.types import ActionSpec, Segment, SegmentSpec, Step
-from tests.rigs import reference, reference_dqn
+from tests.rigs import reference
 
 GAMMA = 0.9
 
@@ -176,17 +176,6 @@ def test_returns_end_with_the_episode_or_a_lost_life_and_bootstrap_unless_it_ter
     np.testing.assert_allclose(segment.columns["n_step_return"][:3], returns, rtol=1e-6)
     np.testing.assert_allclose(segment.columns["discount"][:3], discounts, rtol=1e-6)
     assert segment.columns["bootstrap_offset"][: len(offsets)].tolist() == offsets
-
-
-def test_priorities_of_rescaled_values_are_differences_of_h_of_returns_and_of_h_of_values() -> None:
-    history = History(1, np.random.default_rng(0))
-    for _ in range(3):
-        history.add(reward=20.0, q=(-40.0, 50.0))
-    spec = make_spec(frame_stack=1, slots=3, n=1)
-    (segment,) = build(SegmentBuilder(spec, 1, GAMMA, 0.0, True, value_rescaling=True), {0: history.steps})
-    expected = reference_dqn.h(20 + GAMMA * 50) - reference_dqn.h(-40)
-    np.testing.assert_allclose(segment.columns["priority"], [expected, expected, 0], rtol=1e-6)
-    np.testing.assert_allclose(segment.columns["n_step_return"], [20, 20, 0])
 
 
 def test_segment_in_which_no_transition_starts_is_not_sent() -> None:

@@ -68,7 +68,7 @@ def test_metadata_of_every_agent_is_yaml_between_two_lines(kind: str, tmp_path: 
     (["algorithm.name=dqn"], ["double Q-learning", "3 steps", "exponent 0.6"], ["Munchausen", "quantiles"]),
     (["algorithm.name=dqn", "algorithm.double_q=false"], [" Q-learning"], ["double"]),
     (["algorithm.name=dqn", "algorithm.munchausen=true", "algorithm.quantiles=9"], ["Munchausen", "9 quantiles"], []),
-    (["algorithm.name=dqn", "algorithm.value_rescaling=true"], ["rescaled values"], ["Munchausen"]),
+    (["algorithm.name=dqn", "algorithm.atoms=51"], ["over 51 atoms"], ["Munchausen"]),
     (["algorithm.name=dpg", "algorithm.n_step=1", "algorithm.twin_critics=true"], ["twin critics", "1 step,"], ["Q-"]),
     (["algorithm.name=my:make", "replay.priority_exponent=0"], ["my:make", "uniform replay"], ["prioritized", "Q-"]),
 ])  # fmt: skip

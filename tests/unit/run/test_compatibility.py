@@ -57,7 +57,7 @@ def test_key_that_an_earlier_release_did_not_have_is_no_difference() -> None:
 
 @pytest.mark.parametrize("option", [
     *("network.hidden_units=64", "network.dueling=false", "network.layer_norm=true", "network.torso=impala"),
-    *("algorithm.quantiles=8", "algorithm.munchausen=true", "algorithm.value_rescaling=true", "network.name=mine:Net"),
+    *("algorithm.quantiles=8", "algorithm.munchausen=true", "algorithm.atoms=51", "network.name=mine:Net"),
 ])  # fmt: skip
 def test_option_of_the_network_is_compared_for_weights_and_checkpoints(option: str) -> None:
     plain, other = parse(["--config", "pong_cpu"]).config, parse(["--config", "pong_cpu", option]).config
