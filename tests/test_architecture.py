@@ -75,7 +75,7 @@ BUDGETS = {
         "host": 372,
     },
     "tests": {
-        "unit": 12_569,
+        "unit": 12_571,
         "rigs": 2_571,
         "system": 2_658,
         "faults": 1_413,

@@ -547,7 +547,8 @@ class Config:
         """What the user can do if learning diverges."""
         if self.learner.optimizer_epsilon == 0:
             return "raise learner.optimizer_epsilon (now 0: a gradient of zero is divided by zero)"
-        huber = "" if self.algorithm.loss == "huber" or self.algorithm.quantiles else " or set algorithm.loss=huber"
+        has_another_loss = self.algorithm.loss == "huber" or self.algorithm.quantiles or self.algorithm.atoms
+        huber = "" if has_another_loss else " or set algorithm.loss=huber"
         return f"lower learner.learning_rate (now {self.learner.learning_rate:g}){huber}"
 
     def replace(self, **changes: Any) -> Config:

@@ -82,9 +82,8 @@ def _network_rules(config: Config) -> Iterator[Rule]:
     yield "algorithm.name", is_named, "must be auto, dqn, dpg, or MODULE:FUNCTION for one of your own"
     is_used = names_code(algorithm.name) or algorithm.settings == "{}"
     yield "algorithm.settings", is_used, f"is not read by algorithm.name={algorithm.name}; leave it out"
-    is_alone = algorithm.atoms > 1 and not algorithm.munchausen and not algorithm.quantiles
-    alone = "must be 0, or at least 2, without algorithm.munchausen and algorithm.quantiles"
-    yield "algorithm.atoms", algorithm.atoms == 0 or is_alone, alone
+    is_right = not algorithm.atoms or (algorithm.atoms > 1 and not algorithm.munchausen and not algorithm.quantiles)
+    yield "algorithm.atoms", is_right, "must be 0, or at least 2 without munchausen and quantiles"
     more = f"must be more than algorithm.lowest_return={algorithm.lowest_return:g}"
     yield "algorithm.highest_return", algorithm.highest_return > algorithm.lowest_return, more
     is_named = re.fullmatch(r"auto|[\w.]+:\w+(,\w+)?", network.name) is not None
