@@ -1,7 +1,7 @@
 """A search for settings with Optuna: ten trials of CartPole, in five minutes on two cores.
 
     pip install optuna
-    python examples/sweep.py                # --trials 30 --updates 24000 for a longer search
+    python examples/sweep.py                # --trials 30 --updates 10000 for a longer search
 
 A trial is a run in this process, with settings that Optuna chooses. It is pruned, that is, ended early, if after as
 many updates as now most earlier trials had a higher return.

@@ -8,7 +8,7 @@
 p is the softmax of the outputs, and A* the action with the largest q, of the online network if `algorithm.double_q`.
 Returns beyond the bounds count as the bounds, so no value grows beyond what is possible, as the maximum over noisy
 values does otherwise: where most states are as good as can be, as in CartPole, that hides the small differences between
-actions. The priority is |sum_i G_i z_i - q(S_t, A_t)|.
+actions. The priority is |sum_i G_i z_i - q(S_t, A_t)|; an actor, which has the means, computes it without the bounds.
 """
 
 from __future__ import annotations
@@ -26,9 +26,8 @@ def means(logits: jax.Array, returns: jax.Array) -> jax.Array:
 
 def log_projection(p: jax.Array, moved: jax.Array, returns: jax.Array) -> jax.Array:
     """Returns log G, float32[B, N], for the probabilities p, float32[B, N], of the places that z has moved to."""
-    spacing = returns[1] - returns[0]
-    moved = jnp.clip(moved, returns[0], returns[-1])
-    shares = jnp.maximum(0, 1 - abs(moved[:, :, None] - returns) / spacing)  # of each place in its two neighbours
+    distance = abs(jnp.clip(moved, returns[0], returns[-1])[:, :, None] - returns) / (returns[1] - returns[0])
+    shares = jnp.maximum(0, 1 - distance)  # of each place in its two neighbours
     return jnp.log((p[:, :, None] * shares).sum(axis=1) + LEAST_PROBABILITY)
 
 

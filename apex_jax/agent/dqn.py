@@ -55,9 +55,8 @@ def make_dqn(
     UsageError for one with action masks, which only those of this package read.
     """
     if spec.action.is_masked and (estimator is not None or config.algorithm.atoms):
-        key = "name" if estimator is not None else "atoms"
-        what = f"its estimator does not know the action masks of environment.task={config.environment.task}"
-        raise UsageError(f"algorithm.{key}={getattr(config.algorithm, key)}: {what}; leave algorithm.{key} out")
+        what = f"does not know the action masks of environment.task={config.environment.task}; leave it out"
+        raise UsageError(f"algorithm.{'name' if estimator is not None else 'atoms'}: its estimator {what}")
     estimator, num_actions = estimator or make_estimator(config.algorithm), spec.action.num_actions
     network = make_q_network(config.network, num_actions, compute_dtype, estimator.outputs)
     optimizer = make_optimizer(config.learner)

@@ -157,7 +157,7 @@ class AlgorithmConfig:
         0, "DQN: quantiles of the returns to learn (Dabney et al. 2018); 0 = the mean", "", 0, 256, scope="weights"
     )
     atoms: int = key(
-        0, "DQN: returns whose probabilities to learn (Bellemare et al. 2017); 0 = none", "", 0, 512, scope="weights"
+        0, "DQN: returns whose probabilities to learn (Bellemare et al. 2017); 0 = off", "", 0, 512, scope="weights"
     )
     lowest_return: float = key(0.0, "the first atom: the least discounted return", "", -1e9, 1e9, scope="weights")
     highest_return: float = key(100.0, "the last atom", "", -1e9, 1e9, scope="weights")

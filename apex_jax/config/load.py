@@ -82,6 +82,7 @@ GROUPS: dict[str, type] = {
 OWNERS: list[tuple[str, type]] = [("", Config), *GROUPS.items()]
 # Keys in files of earlier releases, and what they must say.
 REMOVED = {"replay.servers": 1, "replay.index": 0, "learner.devices": 1, "algorithm.value_rescaling": False}
+OF_ATOMS = ("environment.task", "network.name", "algorithm.name")
 SETTINGS = {setting.name: setting for group, owner in OWNERS for setting in settings_of(owner, group)}
 
 
@@ -147,8 +148,14 @@ def load(path: Path | str | None, overrides: Sequence[str] = (), group: str = ""
 
 
 def load_with(path: Path | str | None, given: Mapping[str, Any]) -> Config:
-    """Returns the checked Config of a YAML file, overridden by values that were parsed before, by key."""
-    config = _config_of(({} if path is None else _read(Path(path))) | dict(given))
+    """Returns the checked Config of a YAML file, overridden by values that were parsed before, by key.
+
+    The atoms of a file lie between the returns of its task, and suit its network and loss: with others there are none.
+    """
+    of_file = {} if path is None else _read(Path(path))
+    if any(name in given and given[name] != of_file.get(name, SETTINGS[name].default) for name in OF_ATOMS):
+        of_file.pop("algorithm.atoms", None)
+    config = _config_of(of_file | dict(given))
     check(config)
     return config
 

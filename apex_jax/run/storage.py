@@ -92,9 +92,6 @@ class Storage:
             found = self._files.find(self._root, prefix=f"{section}/", detail=True)  # S3 lists only the section
             root = self._place(section)
             files = {place[len(root) :]: info for place, info in found.items() if place.startswith(root)}
-            if "manifest.json" in files:
-                what = f"{self.url}: the {section} was copied by an earlier release"
-                raise StorageError(f"{what}; use the release that wrote it, or choose another URL")
             identity = ""
             if FILE_NAME in files:
                 identity = self._files.cat_file(root + FILE_NAME, start=0, end=MAX_FILE_BYTES).decode(errors="replace")

@@ -36,7 +36,7 @@ KINDS: dict[str, tuple[str, EnvironmentSpec, tuple[str, ...]]] = {
     "a vector, one stream": (
         "catch",
         EnvironmentSpec(VECTOR, None, None, None, first_action=5),
-        ("network.dueling=false",),
+        ("network.dueling=false", "algorithm.atoms=5"),
     ),
     "a vector with a mask, several parts of an action": (
         "catch",

@@ -112,7 +112,7 @@ def test_notebook_is_committed_without_outputs() -> None:
 def test_notebook_trains_twice_plots_plays_and_shows_a_bar(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     monkeypatch.delenv("MPLBACKEND", raising=False)  # EnvPool sets it in this process
-    notebook = nbformat.reads(NOTEBOOK.read_text().replace("24_000", "40"), as_version=4)
+    notebook = nbformat.reads(NOTEBOOK.read_text().replace("10_000", "40"), as_version=4)
     client = NotebookClient(notebook, timeout=200, resources={"metadata": {"path": str(tmp_path)}})
     client.execute()
     outputs = [output for cell in notebook.cells for output in cell.get("outputs", ())]

@@ -10,6 +10,7 @@ from envpool.registration import registry
 from apex_jax.config import ActorConfig, AlgorithmConfig, Config, EnvironmentConfig, LearnerConfig
 from apex_jax.config.load import SETTINGS, Setting, load
 from apex_jax.host.errors import UsageError
+from apex_jax.host.program import CONFIGS
 
 
 @pytest.mark.parametrize("setting", SETTINGS.values(), ids=SETTINGS)
@@ -82,6 +83,14 @@ def test_by_default_a_run_stays_on_its_machine() -> None:
     assert all(address.startswith("tcp://127.0.0.1:") for address in links)
     assert len(set(links)) == len(links)
     assert config.addresses.status == config.storage.url == config.security.keys == ""
+
+
+@pytest.mark.parametrize(("settings", "atoms"), [
+    ((), 51), (("environment.task=CartPole-v1",), 51), (("environment.task=Acrobot-v1",), 0),
+    (("network.name=a:B",), 0), (("algorithm.name=a:b",), 0), (("algorithm.atoms=9", "algorithm.name=a:b"), 9),
+])  # fmt: skip
+def test_atoms_of_a_file_are_for_its_task_network_and_algorithm(settings: tuple[str, ...], atoms: int) -> None:
+    assert load(CONFIGS / "cartpole.yaml", settings).algorithm.atoms == atoms
 
 
 # Keys that must fit each other ----------------------------------------------------------------------------------

@@ -114,6 +114,8 @@ def test_exploring_or_not_only_valid_actions_are_chosen_and_all_of_them(options:
     assert masks[np.arange(3000), np.asarray(dqn.greedy(params, jnp.asarray(observation))["action"])].all()
 
 
-def test_estimator_of_the_user_is_refused() -> None:
-    with pytest.raises(UsageError, match=r"its estimator does not know the action masks of environment\.task=Pong-v5"):
-        make_hl_gauss(config(), SPEC, jnp.float32)
+@pytest.mark.parametrize(("make", "key", "options"), [(make_hl_gauss, "name", {}), (make_dqn, "atoms", {"atoms": 5})])
+def test_estimator_that_does_not_know_masks_is_refused(make: Any, key: str, options: dict[str, Any]) -> None:
+    text = rf"algorithm\.{key}: its estimator does not know the action masks of environment\.task=Pong-v5"
+    with pytest.raises(UsageError, match=text):
+        make(config(**options), SPEC, jnp.float32)

@@ -281,14 +281,6 @@ def test_damaged_checkpoint_of_a_copy_is_passed_over(
     assert local_progress("learner", tmp_path / "back") == 100
 
 
-def test_copy_of_an_earlier_release_is_refused_with_what_to_do(tmp_path: Path, run: Path) -> None:
-    write(tmp_path, "copy/learner/manifest.json", b"{}")
-    for use in (lambda: push(tmp_path / "copy", run), lambda: pull(tmp_path / "copy", tmp_path / "back")):
-        with pytest.raises(StorageError, match="was copied by an earlier release; use the release that wrote it, or"):
-            use()
-    assert content(tmp_path / "copy") == {"learner/manifest.json": b"{}"}
-
-
 def test_copy_that_is_ahead_is_never_overwritten(tmp_path: Path, run: Path) -> None:
     push(tmp_path / "copy", run)
     shutil.rmtree(run / "checkpoints" / "200")
