@@ -1,6 +1,7 @@
 """An algorithm of your own, from its parts: soft Q-learning (Haarnoja et al. 2017); it learns CartPole in a minute.
 
-    python main.py --config cartpole algorithm.name=examples.soft_q_learning:make
+    python main.py --config cartpole algorithm.name=examples.soft_q_learning:make total_updates=24000 \\
+        learner.learning_rate=2e-3
 
 Each environment of the ladder acts by a softmax over the q-values with a temperature of its own, targets are soft
 maxima, and the target network follows slowly. Environments, segments, prioritized replay and evaluation are Ape-X's.

@@ -75,9 +75,9 @@ BUDGETS = {
         "host": 372,
     },
     "tests": {
-        "unit": 12_574,
+        "unit": 12_571,
         "rigs": 2_571,
-        "system": 2_658,
+        "system": 2_659,
         "faults": 1_413,
         "simulation": 1_441,
         "fuzz": 883,

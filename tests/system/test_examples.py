@@ -34,6 +34,7 @@ OWN = (
     ),
     "algorithm.name=random_network_distillation:make",
 )
+RATE = "learner.learning_rate=2e-3"  # at which each of them learns CartPole in a minute
 MAIN = ROOT / "main.py"
 SHORT = ("total_updates=16", "evaluator.episodes=2", "evaluator.max_episode_frames=50", "replay.journal=false")
 
@@ -232,7 +233,7 @@ def test_one_process_learns_its_task(tmp_path: Path, arguments: tuple[str, ...],
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("setting", OWN)
 def test_own_algorithm_or_network_learns_cartpole(tmp_path: Path, setting: str) -> None:
-    limits = ("evaluator.stop_at_return=195", f"run_directory={tmp_path}/run")
-    done = run(SCRIPT.parent, "--config", "cartpole", setting, *limits, seconds=800, script=MAIN)
+    limits = ("evaluator.stop_at_return=195", f"run_directory={tmp_path}/run", "total_updates=24000")
+    done = run(SCRIPT.parent, "--config", "cartpole", setting, *limits, RATE, seconds=800, script=MAIN)
     assert done.returncode == 0, done.stderr
     assert "evaluator.stop_at_return=195 is reached" in done.stdout
