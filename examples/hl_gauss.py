@@ -43,8 +43,8 @@ def histogram_estimator(bins: int, lowest: float, highest: float) -> Estimator:
     def target(batch: Transitions, online: Values, target: Values) -> jax.Array:
         """Returns the logarithms of the shares of a normal distribution around G in the bins: float32[B, bins]."""
         returns = batch.columns["n_step_return"], batch.columns["discount"]
-        q = (mean(values(batch.observation_tpk)) for values in (online, target))
-        around = jnp.clip(n_step_target(*returns, *q, double_q=True), centers[0], centers[-1])
+        q_online, q_target = mean(online(batch.observation_tpk)), mean(target(batch.observation_tpk))
+        around = jnp.clip(n_step_target(*returns, q_online, q_target, double_q=True), centers[0], centers[-1])
         below = norm.cdf(edges, around[:, None], 0.75 * width)  # of each edge
         shares = jnp.diff(below) / (below[:, -1:] - below[:, :1])
         return jax.lax.stop_gradient(jnp.log(shares + TINY))
