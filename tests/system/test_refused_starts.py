@@ -109,7 +109,7 @@ def of_another_format(run: Path) -> None:
 
 REFUSED: dict[str, tuple[Callable[[Path], object], dict[str, Any], str]] = {
     "n_step": (lambda run: None, {"algorithm": {"n_step": 2}}, "algorithm.n_step: was 3, now 2"),
-    "discount": (lambda run: None, {"algorithm": {"discount": 0.5}}, "algorithm.discount: was 0.99, now 0.5"),
+    "discount": (lambda run: None, {"algorithm": {"discount": 0.5}}, "algorithm.discount: was 0.98, now 0.5"),
     "network": (lambda run: None, {"network": {"hidden_units": 9}}, "network.hidden_units: was 8, now 9"),
     "task": (lambda run: None, {"environment": {"task": "MountainCar-v0"}}, "environment.task: was CartPole-v1"),
     "n_step, no config.yaml": (without_config, {"algorithm": {"n_step": 2}}, "is the replay of another configuration"),
