@@ -24,7 +24,8 @@ from results.suite import Played
 from tests.rigs.runs import ROOT
 
 OF_MAIN = [row for row in scores.rows() if row.command.startswith("`python main.py") and "](" not in row.command]
-OF_ONE_RUN = ("seed", "run_directory", "actor.processes", "addresses.")  # by default one actor for some cores
+# By default there is one actor for some cores, and in one process all environments take each step.
+OF_ONE_RUN = ("seed", "run_directory", "actor.processes", "actor.environments_per_step", "addresses.")
 
 
 @pytest.mark.parametrize("path", scores.packed_files(), ids=lambda path: path.stem)
