@@ -80,7 +80,7 @@ GROUPS: dict[str, type] = {
     item.name: type(item.default) for item in dataclasses.fields(Config) if "key" not in item.metadata
 }
 OWNERS: list[tuple[str, type]] = [("", Config), *GROUPS.items()]
-# Keys in files of earlier releases, and what they must say.
+# Keys in files of earlier releases, and the only value of each that is read.
 REMOVED = {"replay.servers": 1, "replay.index": 0, "learner.devices": 1, "algorithm.value_rescaling": False}
 OF_ATOMS = ("environment.task", "network.name", "algorithm.name")
 SETTINGS = {setting.name: setting for group, owner in OWNERS for setting in settings_of(owner, group)}
