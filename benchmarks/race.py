@@ -6,9 +6,9 @@
 Peers (sb3.PPO, sb3_contrib.TQC, sbx.DQN, rejax.ppo) get a virtual environment apart, and the settings that their
 authors publish for the task (race.yaml has them, with sources). Every run counts from its command on, start-up and
 compilation included; apex_jax keeps compiled programs from its first run for the others, as it does for a user, into a
-cache that begins empty. All play evaluations of 20 games equally often: the clock of a peer stands still in them, ours
-plays them beside the training. Limits: of a peer, minutes from its command on; of ours, from its first update on. torch
-has one thread, with which it is fastest on tasks of this size.
+cache that begins empty. All play evaluations of 20 games about equally often. The clock of a peer, and of ours in one
+process, stands still in them; ours in many processes plays them beside the training. Limits: of a peer, minutes from
+its command on; of ours, from its first update on. torch has one thread, with which it is fastest on tasks of this size.
 
 A finished run is not repeated; a run that fails is left out, and the exit code is 1. The result is a file of runs, a
 table, and a picture of return against time and steps under results/race/.
@@ -183,6 +183,11 @@ def publish(path: Path, runs: Sequence[tuple[str, int, Path]], task: str) -> Non
 def packed(name: str, run: Path, task: str) -> str:
     """Returns the packed line of a run, under the competitor's name; its clock begins with its command."""
     line = json.loads(packed_line(run))
+    if line["config"].get("processes") == "one":
+        played = 0.0
+        for evaluation in line["metrics"]["evaluator"]:
+            played += evaluation["eval/seconds"]
+            evaluation["time"] -= played
     line["name"] = name
     line["starts"][0] |= {"time": json.loads((run / DONE).read_text())["began"], "task": task}
     return json.dumps(line, ensure_ascii=False) + "\n"

@@ -66,11 +66,15 @@ class LiveView:
         self.close()
 
     def update(self, progress: RunProgress) -> None:
-        """Shows `progress`, about twice a second; without a terminal, each ten seconds and with each evaluation."""
+        """Shows `progress`, about twice a second; without a terminal, each ten seconds, and each evaluation."""
         if self._live:
             self._live.update(_panel(self._config, progress, self._page_address), refresh=True)
-        elif self._clock() >= self._next_line or progress.latest_evaluation != self._evaluation:
-            self._next_line, self._evaluation = self._clock() + PLAIN_INTERVAL_SECONDS, progress.latest_evaluation
+            return
+        if progress.latest_evaluation != self._evaluation:
+            self._evaluation = progress.latest_evaluation
+            print(f"evaluation: {_evaluations(progress, with_updates=True).text}", file=self._stream, flush=True)
+        if self._clock() >= self._next_line:
+            self._next_line = self._clock() + PLAIN_INTERVAL_SECONDS
             line = "; ".join(f"{record.name} {record.text}" for record in rows(self._config, progress))
             print(f"{progress.phase}: {line}", file=self._stream, flush=True)
             for warning in progress.warnings:

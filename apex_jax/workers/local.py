@@ -46,6 +46,7 @@ TICK_SECONDS = 0.25
 FIRST_DELAY_SECONDS = 1.0  # backoff before a role is restarted; doubled each time
 MAX_RESTARTS = 5  # consecutive restarts of one role
 STEADY_SECONDS = 120.0  # without a fault, after which a role's restarts are counted from 0 again
+LONGEST_HEAD_START_SECONDS = 10.0  # before the evaluator starts; it ends sooner, once the other roles have reported
 KILL_SECONDS = 10.0  # from SIGTERM to SIGKILL; on two busy cores an actor needs up to five
 SAVE_SECONDS = 35.0  # from SIGTERM to SIGKILL, for roles that save their state; the learner gives up after 30
 MOST_CHARACTERS = 300  # of an error in a warning
@@ -93,7 +94,7 @@ class LocalRun:
         try:
             with LiveView(self._config, sys.stdout, page_address=self._page.address) as view:
                 self._view = view
-                for role in self._roles:
+                for role in self._roles[:-1]:
                     self._start(role)
                 while not self._stop.wait(TICK_SECONDS) and not self._is_over():
                     self._stop.beat()
@@ -151,8 +152,8 @@ class LocalRun:
         learner, evaluator = self._role("learner"), self._role("evaluator")
         if self._over_seconds is None and learner.exit_code() == 0:
             self._over_seconds = time.monotonic()
-            if evaluator.exit_code():  # restart it at once: its final evaluation is the result of the run
-                self._restart(evaluator)
+            if evaluator.process is None or evaluator.exit_code():
+                self._restart(evaluator)  # at once: its final evaluation is the result of the run
             evaluator.send_end_of_run()
         if self._over_seconds is None:
             return False
@@ -168,6 +169,11 @@ class LocalRun:
 
     def _keep_alive(self) -> None:
         self._watch.look()
+        *others, evaluator = self._roles
+        if evaluator.process is None:  # its imports would take the cores from those that the first update needs
+            waited = time.monotonic() - others[-1].started_seconds
+            if waited > LONGEST_HEAD_START_SECONDS or all(role.name in self._watch.reports for role in others):
+                self._start(evaluator)
         for role in self._roles:
             code = role.exit_code()
             if role.state == "starting" and role.name in self._watch.reports:

@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from apex_jax.config.command_line import parse
+from apex_jax.config.load import to_yaml
 from apex_jax.plotting.curves import Group
 from benchmarks import page, race, race_peer
 
@@ -42,6 +43,20 @@ def test_clock_stands_still_during_evaluations(tmp_path: Path, monkeypatch: pyte
     assert [line["seconds"] for line in lines] == [15.0, 20.0], "ten seconds of start-up count"
     assert [line["time"] - 90.0 for line in lines] == [15.0, 20.0]
     assert clock.seconds() == 20.0
+
+
+def test_clock_of_ours_in_one_process_stands_still_too(tmp_path: Path) -> None:
+    run = run_with(tmp_path / "a", [(10.0, 10, 1.0), (20.0, 20, 500.0)], began=1_000.0)
+    path = run / "metrics" / "evaluator.jsonl"
+    lines = [json.loads(line) | {"eval/seconds": 2.0} for line in path.read_text().splitlines()]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    seconds = []
+    for processes in ("one", "many"):
+        (run / "config.yaml").write_text(to_yaml(parse([f"processes={processes}"]).config))
+        race.publish(tmp_path / f"{processes}.jsonl", [(f"{race.OURS}, {processes}", 1, run)], "CartPole-v1")
+        [group] = race.groups_of(tmp_path / f"{processes}.jsonl")
+        seconds += race.seconds_to(group.runs, 475)
+    assert seconds == [16.0, 20.0]
 
 
 def test_table_has_when_each_run_had_the_mark_and_where_the_runs_ended(tmp_path: Path) -> None:

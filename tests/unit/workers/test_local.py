@@ -18,6 +18,7 @@ from apex_jax.config.command_line import parse
 from apex_jax.config.load import load
 from apex_jax.environments.environment import describe
 from apex_jax.host.errors import RunError
+from apex_jax.operations import records
 from apex_jax.operations.pages import RunPage
 from apex_jax.process import StopSignal
 from apex_jax.run.provenance import check_resumable, read_starts, write_config
@@ -85,6 +86,7 @@ def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Stage:
     monkeypatch.setattr(local, "COMMAND", [sys.executable, str(tmp_path / "main.py")])
     monkeypatch.setattr(local, "TICK_SECONDS", 0.01)
     monkeypatch.setattr(local, "FIRST_DELAY_SECONDS", 0.01)
+    monkeypatch.setattr(local, "LONGEST_HEAD_START_SECONDS", 0.0)  # the stand-ins report nothing
     return Stage(tmp_path)
 
 
@@ -101,6 +103,27 @@ def test_run_is_over_when_the_learner_and_then_the_evaluator_have_ended(
     assert f"Files:       {stage.config.run_directory}\n" in printed
     assert f"Look at:     {stage.config.run_directory}/report.html\n" in printed
     assert re.search(r"^Watch it at http://127\.0\.0\.1:\d+/$", printed, re.MULTILINE)
+
+
+def test_evaluator_is_started_once_the_other_roles_have_reported(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local, "LONGEST_HEAD_START_SECONDS", 600.0)
+    monkeypatch.setattr(records, "REPORT_SECONDS", 0.01)
+    others, lives_before_the_last_report = list(ONCE_EACH)[:-1], {}
+
+    def report() -> None:
+        wait_until(lambda: stage.lives.keys() >= {*others})
+        lives_before_the_last_report.update(stage.lives)
+        for name in others:
+            path = records.report_path(stage.config.run_directory, name)
+            path.parent.mkdir(exist_ok=True)
+            path.write_text("{}")
+
+    reporter = threading.Thread(target=report)
+    reporter.start()
+    stage.run()
+    reporter.join()
+    assert "evaluator" not in lives_before_the_last_report
+    assert stage.lives == ONCE_EACH
 
 
 def test_roles_are_given_the_config_and_the_addresses_of_the_run(stage: Stage) -> None:
