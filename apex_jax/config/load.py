@@ -150,10 +150,15 @@ def load(path: Path | str | None, overrides: Sequence[str] = (), group: str = ""
 def load_with(path: Path | str | None, given: Mapping[str, Any]) -> Config:
     """Returns the checked Config of a YAML file, overridden by values that were parsed before, by key.
 
-    The atoms of a file lie between the returns of its task, and suit its network and loss: with others there are none.
+    The atoms of a file lie between the returns of its task, and need its network and its loss: if `given` has others,
+    the file's `algorithm.atoms` is ignored. Tasks of EnvPool and Gymnasium with one name are the same.
     """
     of_file = {} if path is None else _read(Path(path))
-    if any(name in given and given[name] != of_file.get(name, SETTINGS[name].default) for name in OF_ATOMS):
+
+    def task_and_networks(settings: Mapping[str, Any]) -> list[str]:
+        return [str(settings.get(name, SETTINGS[name].default)).removeprefix("gymnasium:") for name in OF_ATOMS]
+
+    if task_and_networks(of_file | dict(given)) != task_and_networks(of_file):
         of_file.pop("algorithm.atoms", None)
     config = _config_of(of_file | dict(given))
     check(config)

@@ -86,7 +86,8 @@ def test_by_default_a_run_stays_on_its_machine() -> None:
 
 
 @pytest.mark.parametrize(("settings", "atoms"), [
-    ((), 51), (("environment.task=CartPole-v1",), 51), (("environment.task=Acrobot-v1",), 0),
+    ((), 51), (("environment.task=CartPole-v1",), 51), (("environment.task=gymnasium:CartPole-v1",), 51),
+    (("environment.task=Acrobot-v1",), 0), (("environment.task=gymnasium:a:CartPole-v1",), 0),
     (("network.name=a:B",), 0), (("algorithm.name=a:b",), 0), (("algorithm.atoms=9", "algorithm.name=a:b"), 9),
 ])  # fmt: skip
 def test_atoms_of_a_file_are_for_its_task_network_and_algorithm(settings: tuple[str, ...], atoms: int) -> None:
