@@ -154,11 +154,8 @@ def load_with(path: Path | str | None, given: Mapping[str, Any]) -> Config:
     the file's `algorithm.atoms` is ignored. Tasks of EnvPool and Gymnasium with one name are the same.
     """
     of_file = {} if path is None else _read(Path(path))
-
-    def task_and_networks(settings: Mapping[str, Any]) -> list[str]:
-        return [str(settings.get(name, SETTINGS[name].default)).removeprefix("gymnasium:") for name in OF_ATOMS]
-
-    if task_and_networks(of_file | dict(given)) != task_and_networks(of_file):
+    old = {name: str(of_file.get(name, SETTINGS[name].default)).removeprefix("gymnasium:") for name in OF_ATOMS}
+    if any(str(given.get(name, of_name)).removeprefix("gymnasium:") != of_name for name, of_name in old.items()):
         of_file.pop("algorithm.atoms", None)
     config = _config_of(of_file | dict(given))
     check(config)

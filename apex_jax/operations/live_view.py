@@ -99,11 +99,9 @@ def introduction(config: Config) -> str:
         (config.evaluator.stop_at_return, f"an evaluation with a return of {config.evaluator.stop_at_return:,g}"),
     )
     ends = [text for limit, text in limits if limit]
-    first = ", whichever comes first" if len(ends) > 1 else ""
-    end = f"ends after {' or '.join(ends)}{first}" if ends else "runs until it is stopped with Ctrl-C"
-    steps = checkpoint_steps(Path(config.directory, "checkpoints"))
+    end = f"ends after {' or '.join(ends)}" if ends else "runs until it is stopped with Ctrl-C"
     begin = f"Learning starts once the replay holds {config.replay.min_size_to_sample:,} transitions."
-    if steps:
+    if steps := checkpoint_steps(Path(config.directory, "checkpoints")):
         begin = f"It goes on after {max(steps):,} updates, once the replay is filled again."
     if config.processes == "one":
         begin += "\nAll in one process; processes=many starts one for each role."
@@ -125,9 +123,8 @@ def final_summary(progress: RunProgress, config: Config, can_render: bool) -> st
         return [name for name in names if Path(run_directory, name).exists()]
 
     reached = " and ".join(progress.reached_limits)
-    in_all = f"{progress.frames:,} frames and {progress.updates:,} updates in all"
     lines = [
-        f"Ran for {_duration(progress.elapsed_seconds)}: {in_all}",
+        f"Ran for {_duration(progress.elapsed_seconds)}: {progress.frames:,} frames, {progress.updates:,} updates",
         f"Evaluation:  {_evaluations(progress, with_updates=True).text}",
         *([f"Ended:       {reached} is reached"] if reached else []),
         *(f"Warning:     {warning}" for warning in progress.warnings),

@@ -51,7 +51,6 @@ KILL_SECONDS = 10.0  # from SIGTERM to SIGKILL; on two busy cores an actor needs
 SAVE_SECONDS = 35.0  # from SIGTERM to SIGKILL, for roles that save their state; the learner gives up after 30
 MOST_CHARACTERS = 300  # of an error in a warning
 _NUMBER = re.compile(r"-?\d+(\.\d+)?(e[-+]?\d+)?")  # in an error, which differs by it from one start to the next
-LAST_EVALUATION_SECONDS = 1800.0  # with its film, after the end of the run; the watch detects a hang much sooner
 
 
 class LocalRun:
@@ -85,7 +84,7 @@ class LocalRun:
             self._new_role("evaluator", "evaluator"),
         ]
         self._watch = RoleWatch(config.directory)
-        self._over_seconds: float | None = None  # when the learner ended the run
+        self._has_learned = False  # the learner has ended the run
         self._view: LiveView | None = None
 
     def run(self) -> None:
@@ -105,7 +104,7 @@ class LocalRun:
                 view.update(self._with_roles(reader.read()))  # the score first: film, curves and report come after it
         finally:
             if self._stop.signal_number:
-                acknowledge(STOPPING if self._over_seconds is None else STOPPING_AFTER_THE_END)
+                acknowledge(STOPPING_AFTER_THE_END if self._has_learned else STOPPING)
             self._end_processes()  # within SAME_REQUEST_SECONDS of a signal that the roles received, too
         draw_curves(self._directory, self._config.environment.task)
         progress = replace(reader.read(), film=film_in_simulator(self._config, self._stop))
@@ -130,8 +129,8 @@ class LocalRun:
         """Returns the state and the newest report of each role. Callable from any thread."""
         states = {role.name: role.state for role in self._roles}
         others = ", ".join(f"{name} {state}" for name, state in states.items() if state != "running")
-        finished, reports = self._over_seconds is not None, self._watch.reports.copy()
-        return {"finished": finished, "roles": states, "reports": reports, "does": others or "all roles run"}
+        reports = self._watch.reports.copy()
+        return {"finished": self._has_learned, "roles": states, "reports": reports, "does": others or "all roles run"}
 
     def _new_role(self, role: str, name: str) -> RoleProcess:
         return RoleProcess(role, name, self._directory / "logs" / f"{name}.log")
@@ -143,28 +142,25 @@ class LocalRun:
 
     def _with_roles(self, progress: RunProgress) -> RunProgress:
         """Adds the supervisor's state (phase and roles) to the progress read from files."""
-        if self._over_seconds is not None:  # the stalled progress is then expected
+        if self._has_learned:  # the stalled progress is then expected
             progress = replace(progress, phase="finishing", warnings=())
         return replace(progress, roles={role.name: role.state for role in self._roles})
 
     def _is_over(self) -> bool:
-        """Returns whether the learner has ended the run and the evaluator has finished or timed out."""
-        learner, evaluator = self._role("learner"), self._role("evaluator")
-        if self._over_seconds is None and learner.exit_code() == 0:
-            self._over_seconds = time.monotonic()
+        """Returns whether the learner has ended the run and the evaluator has ended, killed by the watch if it hung."""
+        _, learner, *_, evaluator = self._roles
+        if not self._has_learned and learner.exit_code() == 0:
+            self._has_learned = True
             if evaluator.process is None or evaluator.exit_code():
                 self._restart(evaluator)  # at once: its final evaluation is the result of the run
             evaluator.send_end_of_run()
-        if self._over_seconds is None:
-            return False
-        code, limit = evaluator.exit_code(), LAST_EVALUATION_SECONDS
-        if code is None and time.monotonic() - self._over_seconds <= limit:
+        code = evaluator.exit_code()
+        if not self._has_learned or code is None:
             return False
         if code != 0:
-            how = f"failed with exit code {code}" if code else f"took more than {limit:.0f} s and was ended"
             play = playing_arguments(self._directory, self._config)
-            text = "the last evaluation %s, see %s; to repeat it: %s %s"
-            _log.warning(text, how, evaluator.log_path, NAME, play)
+            text = "the last evaluation failed with exit code %s, see %s; to repeat it: %s %s"
+            _log.warning(text, code, evaluator.log_path, NAME, play)
         return True
 
     def _keep_alive(self) -> None:
@@ -186,7 +182,7 @@ class LocalRun:
             if code == 0:
                 role.state = "done"  # it ended because the run is over
                 self._watch.ended(role.name)
-            if not code or self._over_seconds is not None:
+            if not code or self._has_learned:
                 continue
             now = time.monotonic()
             if role.restart_at == 0.0:
@@ -252,9 +248,6 @@ class LocalRun:
         if role.role not in ("learner", "replay"):
             return KILL_SECONDS
         return SAVE_SECONDS + (LAST_COPY_SECONDS if self._config.storage.url else 0.0)
-
-    def _role(self, name: str) -> RoleProcess:
-        return next(role for role in self._roles if role.name == name)
 
 
 @contextlib.contextmanager

@@ -57,16 +57,8 @@ def test_learner_on_a_gpu_differs_in_image_and_device_only() -> None:
 def test_image_has_every_file_that_the_package_is_made_of_and_no_other() -> None:
     paths = [path for path in (ROOT / "apex_jax").rglob("*") if path.suffix in (".py", ".html")]
     package = [str(path.relative_to(ROOT)) for path in (*paths, *(ROOT / "configs").glob("*.yaml"))]
-    package += [
-        "pyproject.toml",
-        "setup.py",
-        "README.md",
-        "LICENSE",
-        "NOTICE",
-        "deploy/requirements-host.txt",
-        "deploy/keep",
-        "deploy/healthy",
-    ]
+    package += ["pyproject.toml", "setup.py", "README.md", "LICENSE", "NOTICE"]
+    package += ["deploy/requirements-host.txt", "deploy/keep", "deploy/healthy"]
     package += [path.name for path in ROOT.glob("requirements*.txt")]
     assert sorted(context(tracked_files())) == sorted(package)
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,7 +17,6 @@ from apex_jax.config.load import load
 from apex_jax.device import accelerator_name, choose_device, keep_compiled_programs
 from apex_jax.host import machine
 from apex_jax.host.errors import FatalError
-from tests.rigs.processes import ROOT
 
 DEVICES = Config(learner=LearnerConfig(device="gpu"), actor=ActorConfig(device="cpu"))
 
@@ -163,34 +160,6 @@ def test_with_a_cpu_quota_jax_starts_as_many_threads_as_the_quota_allows(
     environ["PJRT_NPROC"] = "5"  # the user's own choice
     choose_device("learner", DEVICES)
     assert environ["PJRT_NPROC"] == "5"
-
-
-PROGRAM = """
-from numba.core.caching import IndexDataCacheFile
-import numpy as np
-from apex_jax.host.compiled import FLOATS_READ, compiled
-def fail(*arguments):
-    raise ERROR
-IndexDataCacheFile.METHOD = fail
-def twice(x):
-    return 2 * x
-print([compiled(*signature)(twice)(np.ones(2)).tolist() for signature in ((), (FLOATS_READ,))])
-"""
-
-
-@pytest.mark.long
-@pytest.mark.timeout(300)
-@pytest.mark.parametrize(
-    ("method", "error"), [("save", "OSError(28, 'No space left on device')"), ("load", "EOFError('Ran out of input')")]
-)
-def test_a_full_disk_or_a_cut_cache_file_costs_only_the_time_to_compile(
-    method: str, error: str, tmp_path: Path
-) -> None:
-    program = tmp_path / "program.py"
-    program.write_text(PROGRAM.replace("METHOD", method).replace("ERROR", error))
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "NUMBA_CACHE_DIR": str(tmp_path / "cache")}
-    result = subprocess.run([sys.executable, program], env=environment, capture_output=True, text=True, timeout=100)
-    assert (result.stdout, result.returncode) == ("[[2.0, 2.0], [2.0, 2.0]]\n", 0), result.stderr
 
 
 HALF_GIB = 2**29
