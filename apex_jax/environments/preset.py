@@ -53,8 +53,8 @@ def preset_of(given: Mapping[str, Any]) -> Preset:
     if own := OWN.get(task.removeprefix("gymnasium:")):
         return Preset(own, why=f"{task}: --config {own}, its own")
     is_limited, is_auto = bool(LIMITS & given.keys()), environment.observation_layout == "auto"
-    settings: dict[str, Any] = {"total_updates": 0, "total_minutes": 0.0 if is_limited else MINUTES}
-    settings["processes"] = "many"  # its steps may take long
+    # Many processes, because a step may take long.
+    settings: dict[str, Any] = {"processes": "many", "total_updates": 0, "total_minutes": MINUTES * (not is_limited)}
     try:
         spec = _described(environment, given.get("seed", 1)).spec
     except UsageError:

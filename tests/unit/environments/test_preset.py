@@ -51,6 +51,11 @@ def test_images_too_small_for_convolutions_are_read_as_numbers(side: int, contin
     assert describe(command.config).spec.frame_dtype == "float32"
 
 
+def test_preset_of_a_kind_has_many_processes() -> None:
+    assert parse(["environment.task=Acrobot-v1"], preset_of).config.processes == "many"
+    assert parse(["environment.task=LunarLander-v3"], preset_of).config.processes == "one"
+
+
 def test_preset_of_a_kind_has_a_quarter_of_an_hour_unless_a_limit_is_given() -> None:
     def limits(*given: str) -> tuple[float, int, float]:
         config = parse(["environment.task=Acrobot-v1", *given], preset_of).config
