@@ -105,7 +105,7 @@ def results_table(of: Sequence[Row]) -> str:
     for row in of:
         runs = read_packed(FOLDER / row.file)
         minutes = np.mean([run.evaluation.minutes[-1] for run in runs])
-        cells = [row.task, row.command, row.machine, str(len(runs)), f"{minutes:.0f}"]
+        cells = [row.task, row.command, row.machine, str(len(runs)), f"{minutes:.{int(minutes < 1)}f}"]
         cells += [last(runs), reached(row, runs), row.remark]
         lines.append("| " + " | ".join(cells).rstrip() + " |")
     return "\n".join(lines) + "\n"
@@ -119,7 +119,7 @@ def short() -> str:
             runs = read_packed(FOLDER / row.file)
             minutes = np.mean([run.evaluation.minutes[-1] for run in runs])
             name = row.task.replace("](#", "](results/README.md#")
-            cells = [name, row.command, row.machine, str(len(runs)), f"{minutes:.0f}", last(runs)]
+            cells = [name, row.command, row.machine, str(len(runs)), f"{minutes:.{int(minutes < 1)}f}", last(runs)]
             lines.append("| " + " | ".join([*cells, "; ".join(filter(None, [reached(row, runs), row.remark]))]) + " |")
     return "\n".join(lines) + "\n"
 
@@ -160,7 +160,7 @@ def reached(row: Row, runs: Sequence[Run]) -> str:
         minutes += [run.evaluation.minutes[above.argmax()]] if above.any() else []
     if not minutes:
         return f"{mark}: not reached"
-    shown = list(dict.fromkeys(f"{each:.1f}" for each in (min(minutes), max(minutes))))
+    shown = list(dict.fromkeys(f"{max(each, 0.1):.1f}" for each in (min(minutes), max(minutes))))
     some = "" if len(minutes) == len(runs) else f", {len(minutes)} of {len(runs)}"
     return f"{mark}: after {' to '.join(shown)} minutes{some}"
 

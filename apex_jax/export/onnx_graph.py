@@ -17,10 +17,8 @@ from onnx import helper, numpy_helper
 
 OPSET = 18  # of 2022: every ONNX Runtime from 1.14 on has it
 IR_VERSION = 8  # the file format of that time
-ELEMENTWISE = {
-    **{"add": "Add", "sub": "Sub", "mul": "Mul", "div": "Div", "pow": "Pow", "max": "Max", "min": "Min", "neg": "Neg"},
-    **{"exp": "Exp", "log": "Log", "sqrt": "Sqrt", "abs": "Abs", "tanh": "Tanh", "logistic": "Sigmoid"},
-}
+ALIKE = ("add", "sub", "mul", "div", "pow", "max", "min", "neg", "exp", "log", "sqrt", "abs", "tanh")
+ELEMENTWISE = {name: name.capitalize() for name in ALIKE} | {"logistic": "Sigmoid", "stop_gradient": "Identity"}
 """By the name of the primitive. Both broadcast as NumPy does."""
 CALLS = {"jit": "jaxpr", "custom_jvp_call": "call_jaxpr", "custom_vjp_call": "call_jaxpr"}
 """Primitives that compute one function once, and their parameter with it; loops also have one."""

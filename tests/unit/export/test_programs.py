@@ -35,7 +35,7 @@ Q_VALUES = np.array([[1.0, 1.0, 0.0], [0.0, 2.0, 3.0]], np.float32)
 CONSTANT = np.linspace(-1, 2, 12, dtype=np.float32)
 KERNEL = jnp.array(CONSTANT[:8].reshape(2, 1, 2, 2))
 QUICK = "a vector with a mask, several parts of an action"
-OF_CI = ("pixels in stacks", "continuous, normalized")
+OF_CI = ("pixels in stacks", "a vector, one stream", "continuous, normalized")
 every_kind = [
     pytest.param(kind, marks=() if kind == QUICK else pytest.mark.ci if kind in OF_CI else pytest.mark.long, id=kind)
     for kind in KINDS
