@@ -20,6 +20,7 @@ import jax
 import numpy as np
 
 from apex_jax.agent.algorithm import Algorithm, Params
+from apex_jax.agent.policy_function import observation_shape
 from apex_jax.agent.registry import make_algorithm, resolved
 from apex_jax.config import Config
 from apex_jax.config.keys import names_code
@@ -35,9 +36,21 @@ from apex_jax.run.environment_spec import of_record, read_environment_spec
 from apex_jax.run.evaluations import run_directory_of
 from apex_jax.run.provenance import PARAMS_NAME, find_code
 from apex_jax.transport.params_codec import architecture_of
-from apex_jax.types import EnvironmentSpec, ImageSpec, Part, valid_actions
+from apex_jax.types import (
+    ACTION_MASK,
+    FRAMES,
+    MASK,
+    NUMBERS,
+    EnvironmentSpec,
+    ImageSpec,
+    Observation,
+    Part,
+    frames_of,
+    joined,
+    valid_actions,
+)
 
-Observation: TypeAlias = Any  # of the environment: a number, an array, or a mapping or tuple of them
+Given: TypeAlias = Any  # an observation of the environment: a number, an array, or a mapping or tuple of them
 
 
 def load_policy(
@@ -146,9 +159,9 @@ class Policy:
     """A trained agent: takes observations of its environment, returns actions that the environment accepts.
 
     An observation is what the environment returned: a number, an array, or a mapping or tuple of such parts, nested as
-    Gymnasium's `Dict` and `Tuple` are; or the vector float[D] that its parts make. In a batch of N observations each
-    array has one more axis in front. An agent that sees stacks of F frames takes stacks [F, *O] or [N, F, *O], or one
-    frame [*O] at a time, which it stacks itself: then call `reset` at the start of each episode.
+    Gymnasium's `Dict` and `Tuple` are; or, without images, the vector float[D] that its parts make. In a batch of N
+    observations each array has one more axis in front. An agent that sees stacks of F frames takes stacks [F, *O] or
+    [N, F, *O], or one frame [*O] at a time, which it stacks itself: then call `reset` at the start of each episode.
     """
 
     def __init__(
@@ -167,16 +180,16 @@ class Policy:
         self._exploration = exploration
         self._key = jax.random.key(0)
         self._calls = 0
-        self._stack: np.ndarray | None = None
+        self._stack: dict[str, np.ndarray] = {}  # by part
 
     def __repr__(self) -> str:
         return f"Policy(observation={self.environment_spec.spec.frame_shape}, updates={self.updates:,})"
 
     def reset(self) -> None:
         """Discards the frames seen so far: the next one starts an episode."""
-        self._stack = None
+        self._stack = {}
 
-    def __call__(self, observation: Observation, mask: Any = None) -> Any:
+    def __call__(self, observation: Given, mask: Any = None) -> Any:
         """Returns the action for an observation, or an array of the actions for a batch.
 
         Discrete: int, or int32[N]. Continuous: [A] or [N, A] of the environment's dtype, within its bounds. `mask`: see
@@ -184,7 +197,7 @@ class Policy:
         """
         return self.act(observation, mask)[0]
 
-    def act(self, observation: Observation, mask: Any = None) -> tuple[Any, Any]:
+    def act(self, observation: Given, mask: Any = None) -> tuple[Any, Any]:
         """Returns the action and its value, or for a batch the actions and their values, float32[N].
 
         `mask`: of the valid actions, [A] or [N, A], 1 for each of those chosen from; `info["action_mask"]` of an
@@ -195,76 +208,95 @@ class Policy:
         """
         if mask is not None and not self.environment_spec.spec.action.is_masked:
             raise ValueError("a mask, but the agent was trained without masks; leave it out, or train the agent again")
-        stacks, is_batch = self._stacks(observation, mask)
-        exploration = np.full(len(stacks), self._exploration, np.float32)
+        stacks, batch = self._stacks(observation, mask)
+        exploration = np.full(math.prod(batch), self._exploration, np.float32)
         output = self._act(self._params, stacks, exploration, self._key, self._calls)
         self._calls += 1
         actions, values = self.environment_spec.scaled(np.asarray(output.action)), np.asarray(output.value)
-        if is_batch:
+        if batch:
             return actions, values
         return (int(actions[0]) if actions.ndim == 1 else actions[0]), float(values[0])
 
-    def _stacks(self, observation: Observation, mask: Any) -> tuple[np.ndarray, bool]:
-        """Returns observations [N, F, *O], and whether they were given as a batch."""
-        spec = self.environment_spec.spec
-        stack = (spec.frame_stack, *spec.frame_shape)
-        item = stack if spec.frame_stack > 1 else spec.frame_shape  # shape of one observation
-        if self.environment_spec.image is not None:
-            frames = self._frames(self.environment_spec.image, np.asarray(observation))
-        else:
-            frames = self._vectors(observation, mask) if self.environment_spec.parts else np.asarray(observation)
-        if frames.dtype.kind not in "biuf" or (spec.frame_dtype == "uint8" and frames.dtype != np.uint8):
-            raise ValueError(self._mismatch(f"an observation of {frames.dtype}"))
-        frames = frames.astype(spec.frame_dtype, copy=False)
-        is_vector = spec.frame_dtype == "float32" and spec.frame_stack == 1
-        if is_vector and frames.shape[-1:] != spec.frame_shape and frames.size == spec.frame_shape[0]:
-            frames = frames.reshape(spec.frame_shape)  # a matrix or a number, such as those of Catch and Taxi
-        if frames.shape == spec.frame_shape != item:
-            frames = self._push_frame(frames)
-        is_batch = frames.ndim == len(item) + 1
-        if frames.shape[int(is_batch) :] != item:
-            raise ValueError(self._mismatch(f"an observation of shape {frames.shape}"))
-        if spec.action.is_masked and not frames[..., -spec.action.num_actions :].any(axis=-1).all():
+    def _stacks(self, observation: Given, mask: Any) -> tuple[Observation, tuple[int, ...]]:
+        """Returns observations [N, F, *O], and (N,); or () if one was given, which is N = 1."""
+        spec, arrays = self.environment_spec.spec, self._arrays(observation, mask)
+        if spec.frame_stack > 1 and all(arrays[name].shape == part.shape for name, part in spec.parts.items()):
+            arrays = {name: self._pushed(name, arrays[name], part.stack) for name, part in spec.parts.items()}
+        batches = set()
+        for name, part in spec.parts.items():
+            item = observation_shape(part)
+            axes = arrays[name].ndim - len(item)
+            batches.add(arrays[name].shape[: max(0, axes)])
+            if axes not in (0, 1) or arrays[name].shape[axes:] != item or len(batches) > 1:
+                raise ValueError(self._mismatch(f"an observation of shape {arrays[name].shape}"))
+        if MASK in arrays and not arrays[MASK].any(axis=-1).all():
             raise ValueError(f"a mask without a valid action: one of its {spec.action.num_actions} elements must be 1")
-        return frames.reshape(-1, *stack), is_batch
+        stacks = {name: arrays[name].reshape(-1, part.stack, *part.shape) for name, part in spec.parts.items()}
+        return joined(stacks), batches.pop()
 
-    def _frames(self, image: ImageSpec, images: np.ndarray) -> np.ndarray:
+    def _arrays(self, observation: Given, mask: Any) -> dict[str, np.ndarray]:
+        """Returns the parts of observations as the agent sees them: [*O], or [F, *O] or [N, ...] of those."""
+        described, spec = self.environment_spec, self.environment_spec.spec
+        arrays = {}
+        if spec.has_images:
+            frames = [self._frames(image, _value_at(observation, image.path)) for image in described.images]
+            arrays[FRAMES] = frames_of(described.images, frames) if frames else np.asarray(observation)
+        if spec.vector_size:
+            arrays[NUMBERS] = self._vectors(observation) if described.parts else np.asarray(observation)
+        for name, array in arrays.items():
+            if array.dtype.kind not in "biuf" or (name == FRAMES and array.dtype != np.uint8):
+                raise ValueError(self._mismatch(f"an observation of {array.dtype}"))
+            arrays[name] = array.astype(spec.parts[name].dtype, copy=False)
+        if spec.action.is_masked:
+            arrays[MASK] = self._mask(_value_at(observation, (ACTION_MASK,)) if mask is None else mask)
+        if arrays.keys() == {NUMBERS} and spec.frame_stack == 1 and arrays[NUMBERS].shape[-1:] != spec.frame_shape:
+            numbers = arrays[NUMBERS]  # perhaps a matrix or a number, such as those of Catch and Taxi
+            arrays[NUMBERS] = numbers.reshape(spec.frame_shape) if numbers.size == spec.vector_size else numbers
+        return arrays
+
+    def _frames(self, image: ImageSpec, value: Any) -> np.ndarray:
         """Returns images [..., *image.shape] as frames [..., *O]."""
+        images = np.asarray(value)
         is_other = images.dtype.kind not in "biuf" or (image.dtype == "uint8" and images.dtype != np.uint8)
         if is_other or images.shape[-len(image.shape) :] != image.shape:
             raise ValueError(self._mismatch(f"an observation of {images.dtype} {images.shape}"))
         return image.frames(images)
 
-    def _push_frame(self, frame: np.ndarray) -> np.ndarray:
-        """Returns the stack that ends with this frame; that of the first frame of an episode repeats it."""
-        if self._stack is None:
-            self._stack = np.repeat(frame[None], self.environment_spec.spec.frame_stack, axis=0)
-        else:
-            self._stack = np.concatenate([self._stack[1:], frame[None]])
-        return self._stack
+    def _mask(self, mask: Any) -> np.ndarray:
+        """Returns a mask of an environment as uint8[A] or [N, A]."""
+        if mask is None:
+            raise ValueError(self._mismatch(f"an observation without {ACTION_MASK}"))
+        part = self.environment_spec.action_part
+        counts = part.counts if part is not None else (self.environment_spec.spec.action.num_actions,)
+        try:
+            return valid_actions(mask, counts).astype(np.uint8)
+        except ValueError as error:
+            raise ValueError(f"{error} as action_mask; expected {math.prod(counts)} numbers, 1 or 0") from None
 
-    def _vectors(self, observation: Observation, mask: Any) -> np.ndarray:
-        """Returns the parts of one observation as one vector [D], or those of a batch as [N, D]."""
+    def _pushed(self, name: str, newest: np.ndarray, stack: int) -> np.ndarray:
+        """Returns the stack of a part that ends with its newest value; that of an episode's first one repeats it."""
+        if stack == 1:
+            return newest
+        before = self._stack.get(name, np.repeat(newest[None], stack, axis=0))
+        self._stack[name] = np.concatenate([before[1:], newest[None]])
+        return self._stack[name]
+
+    def _vectors(self, observation: Given) -> np.ndarray:
+        """Returns the parts of one observation as one vector [D], or those of a batch as [N, D], or of stacks."""
         parts = self.environment_spec.parts
         assert parts is not None
-        if mask is None and _is_flat(observation, parts, self.environment_spec.spec.frame_shape[0]):
+        if _is_flat(observation, parts, self.environment_spec.spec.vector_size):
             return np.asarray(observation)
         found = [_value_at(observation, part.path) for part in parts]
-        if self.environment_spec.spec.action.is_masked and (mask is not None or found[-1] is not None):
-            part = self.environment_spec.action_part
-            counts = part.counts if part is not None else (self.environment_spec.spec.action.num_actions,)
-            try:
-                found[-1] = valid_actions(found[-1] if mask is None else mask, counts)
-            except ValueError as error:
-                raise ValueError(f"{error} as action_mask; expected {math.prod(counts)} numbers, 1 or 0") from None
         if missing := [part.name for part, value in zip(parts, found, strict=True) if value is None]:
             raise ValueError(self._mismatch(f"an observation without {', '.join(missing)}"))
         arrays = [np.asarray(value) for value in found]
-        batch = arrays[0].shape[: arrays[0].ndim - len(parts[0].shape)]  # () or (N,)
+        batch = arrays[0].shape[: arrays[0].ndim - len(parts[0].shape)]  # (), (N,) or, of stacks, (F,) or (N, F)
+        most = 2 if self.environment_spec.spec.frame_stack > 1 else 1
         for part, array in zip(parts, arrays, strict=True):
             if array.dtype.kind not in ("iu" if part.counts else "biuf"):
                 raise ValueError(self._mismatch(f"an observation of {_with_name(part, array.dtype)}"))
-            if array.shape != batch + part.shape or len(batch) > 1:
+            if array.shape != batch + part.shape or len(batch) > most:
                 shapes = (f"{part.name or 'shape'} {array.shape}" for part, array in zip(parts, arrays, strict=True))
                 raise ValueError(self._mismatch(f"an observation of {', '.join(shapes)}"))
         return np.concatenate([self._encode(*each, batch) for each in zip(parts, arrays, strict=True)], axis=-1)
@@ -281,17 +313,18 @@ class Policy:
         return (places[..., None] == np.arange(counts.sum())).any(axis=-2).astype(np.float32)
 
     def _mismatch(self, found: str) -> str:
-        spec, parts = self.environment_spec.spec, self.environment_spec.parts
-        if parts:
-            return f"{found}; expected {', '.join(map(_describe, parts))}, or a batch of them (N, ...)"
-        image = self.environment_spec.image
-        dtype, one = (spec.frame_dtype, spec.frame_shape) if image is None else (image.dtype, image.shape)
-        item = one if spec.frame_stack == 1 else (spec.frame_stack, *one)
-        frame = f", or one frame {one}" if spec.frame_stack > 1 else ""
-        return f"{found}; expected {dtype} {item}, a batch of them (N, ...){frame}"
+        described, spec = self.environment_spec, self.environment_spec.spec
+        names = [_with_name(Part(image.path, ()), f"{image.dtype} {image.shape}") for image in described.images]
+        names += map(_describe, described.parts or ())
+        if not names:
+            names = [f"{spec.frame_dtype} {spec.frame_shape}"]
+        if spec.action.is_masked:
+            names.append(_describe(Part((ACTION_MASK,), (spec.action.num_actions,))))
+        stacks = f"; in stacks of {spec.frame_stack}, or one at a time" if spec.frame_stack > 1 else ""
+        return f"{found}; expected {', '.join(names)}, or a batch of them (N, ...){stacks}"
 
 
-def _is_flat(observation: Observation, parts: tuple[Part, ...], size: int) -> bool:
+def _is_flat(observation: Given, parts: tuple[Part, ...], size: int) -> bool:
     """Returns whether an observation, or a batch, was given as vectors [D] that hold all parts; `size`: D."""
     first = parts[0]
     if first.path:
@@ -304,7 +337,7 @@ def _is_flat(observation: Observation, parts: tuple[Part, ...], size: int) -> bo
     return array.shape[-1:] == (size,) and (axes not in (0, 1) or array.shape[axes:] != first.shape)
 
 
-def _value_at(observation: Observation, path: tuple[str | int, ...]) -> Any:
+def _value_at(observation: Given, path: tuple[str | int, ...]) -> Any:
     """Returns the part of an observation at a path, None if there is none."""
     for key in path:
         try:

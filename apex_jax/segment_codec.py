@@ -1,7 +1,8 @@
 """Encodes segments as bytes and decodes them: pure functions, which check everything they decode.
 
 The body of a segment holds the columns of `SegmentSpec.columns`, one after another, little-endian, and then its
-frames as one zstd frame. Columns can be read without decompressing the frames; a replay server decompresses none.
+observations as one zstd frame: each part of all slots, one after another. Columns can be read without decompressing
+the observations; a replay server decompresses none.
 """
 
 from __future__ import annotations
@@ -10,7 +11,8 @@ import functools
 import math
 import threading
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from operator import itemgetter
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
@@ -18,13 +20,17 @@ import zstandard
 
 from apex_jax.config import Config
 from apex_jax.types import (
+    MASK,
     MAX_SEGMENT_BYTES,
     MAX_STREAMED_SEGMENTS,
     ActionSpec,
     Columns,
+    Observation,
     Segment,
     SegmentRecord,
     SegmentSpec,
+    joined,
+    map_parts,
     zero_columns,
 )
 
@@ -40,7 +46,7 @@ FLOAT32, INT32 = np.dtype("<f4"), np.dtype("<i4")
 
 
 class _Field(NamedTuple):
-    """The position of a column in the body of a segment."""
+    """The position of a column in the body of a segment, or of a part in its uncompressed observations."""
 
     name: str
     dtype: np.dtype
@@ -49,25 +55,33 @@ class _Field(NamedTuple):
 
 
 class _Layout(NamedTuple):
-    """The layout of the body of a segment: the columns, then the frames."""
+    """The layout of the body of a segment: the columns, then the observations."""
 
     fields: tuple[_Field, ...]
     columns_bytes: int
+    parts: tuple[_Field, ...]
+    parts_bytes: int  # uncompressed
     max_bytes: int  # of a whole body
 
 
 @functools.lru_cache(maxsize=16)
 def layout_of(spec: SegmentSpec) -> _Layout:
     """Returns the layout of a segment's body. Call it once per segment: a lookup takes 2 us."""
+    fields, columns_bytes = _in_a_row((name, dtype, (spec.slots, *shape)) for name, dtype, shape in spec.columns)
+    parts, parts_bytes = _in_a_row((name, part.dtype, (spec.slots, *part.shape)) for name, part in spec.parts.items())
+    noise_bytes = parts_bytes + parts_bytes // 256 + HEADER_BYTES  # zstd stores incompressible frames raw
+    return _Layout(fields, columns_bytes, parts, parts_bytes, columns_bytes + noise_bytes)
+
+
+def _in_a_row(arrays: Iterable[tuple[str, str, tuple[int, ...]]]) -> tuple[tuple[_Field, ...], int]:
+    """Returns the positions of arrays (name, dtype, shape) that follow each other, and their bytes in all."""
     fields: list[_Field] = []
     end = 0
-    for name, dtype_name, value_shape in spec.columns:
-        dtype, shape = np.dtype(dtype_name).newbyteorder("<"), (spec.slots, *value_shape)
+    for name, dtype_name, shape in arrays:
+        dtype = np.dtype(dtype_name).newbyteorder("<")
         fields.append(_Field(name, dtype, shape, end))
         end += dtype.itemsize * math.prod(shape)
-    frame_bytes = spec.frame_bytes * spec.slots
-    noise_bytes = frame_bytes + frame_bytes // 256 + HEADER_BYTES  # zstd stores incompressible frames raw
-    return _Layout(tuple(fields), end, end + noise_bytes)
+    return tuple(fields), end
 
 
 class ValueLimits(NamedTuple):
@@ -126,7 +140,7 @@ class CorruptSegment(ValueError):
         "no_transition",  # no priority above 0
         "bad_start",  # a transition whose observation or bootstrap observation may lie outside the segment
         "bad_bootstrap",  # a bootstrap offset outside 1..n
-        "bad_frames",  # not a zstd frame of the right size, or floats that are NaN or beyond the limit
+        "bad_frames",  # not a zstd frame of the right size, floats that are NaN or beyond the limit, or no mask
     )
 
     def __init__(self, reason: str) -> None:
@@ -141,13 +155,16 @@ def encode_segment(segment: Segment, spec: SegmentSpec) -> bytes:
     Raises ValueError with the name of an array whose shape or dtype is not the spec's, and CorruptSegment (a ValueError
     too) for values that the decoder would reject, such as a segment in which no transition starts.
     """
-    _check_layout("frames", segment.frames, (spec.slots, *spec.frame_shape), np.dtype(spec.frame_dtype))
-    fields = layout_of(spec).fields
-    for field in fields:
-        _check_layout(field.name, segment.columns[field.name], field.shape, field.dtype)
-    _check_observations(segment.frames, NO_LIMITS.observation)
-    pixels = _zstd.compressor.compress(np.ascontiguousarray(segment.frames).data)
-    body = b"".join([*(segment.columns[field.name].tobytes() for field in fields), pixels])
+    layout, frames = layout_of(spec), segment.frames
+    parts = frames if len(layout.parts) > 1 else {layout.parts[0].name: frames}
+    for fields, given in ((layout.parts, parts), (layout.fields, segment.columns)):
+        for field in fields:
+            _check_layout(field.name, given[field.name], field.shape, field.dtype)
+    map_parts(lambda part: _check_numbers(part, NO_LIMITS.observation), frames)
+    _check_mask(parts)
+    arrays = [np.ascontiguousarray(parts[field.name]).data for field in layout.parts]
+    pixels = _zstd.compressor.compress(arrays[0] if len(arrays) == 1 else b"".join(arrays))
+    body = b"".join([*(segment.columns[field.name].tobytes() for field in layout.fields), pixels])
     decode_columns(body, spec)
     return body
 
@@ -193,38 +210,40 @@ def decode_columns(body: Bytes, spec: SegmentSpec, limits: ValueLimits = NO_LIMI
     return columns
 
 
-def decode_frames(body: Bytes, spec: SegmentSpec, largest: float = NO_LIMITS.observation) -> np.ndarray:
-    """Returns the frames `[L, *O]`, read-only; raises CorruptSegment."""
+def decode_frames(body: Bytes, spec: SegmentSpec, largest: float = NO_LIMITS.observation) -> Observation:
+    """Returns the frames, vectors and masks `[L, *O]`, read-only; raises CorruptSegment."""
     layout = layout_of(spec)
     block = _check_length(body, layout)[layout.columns_bytes :]
     try:
-        size = spec.frame_bytes * spec.slots  # checked before it is allocated
-        if zstandard.get_frame_parameters(block).content_size != size:
+        if zstandard.get_frame_parameters(block).content_size != layout.parts_bytes:  # before it is allocated
             raise CorruptSegment("bad_frames")
         pixels = _zstd.decompressor.decompress(block, allow_extra_data=False)
     except zstandard.ZstdError:
         raise CorruptSegment("bad_frames") from None
-    frames = np.frombuffer(pixels, spec.frame_dtype).reshape(spec.slots, *spec.frame_shape)
-    _check_observations(frames, largest)
-    return frames
+    parts = {field.name: np.ndarray(field.shape, field.dtype, pixels, field.start) for field in layout.parts}
+    for part in parts.values():
+        _check_numbers(part, largest)
+    _check_mask(parts)
+    return joined(parts)
 
 
 def decode_segments(
     bodies: Sequence[Bytes], spec: SegmentSpec, limits: ValueLimits = NO_LIMITS
-) -> tuple[np.ndarray, Columns, dict[int, str]]:
-    """Returns the frames `[N, L, *O]` and columns `[N, L, ...]` of N segments; and of each corrupt one, whose values
-    are all 0, the reason by its number.
+) -> tuple[Observation, Columns, dict[int, str]]:
+    """Returns the frames, vectors and masks `[N, L, *O]` and columns `[N, L, ...]` of N segments; and of each corrupt
+    one, whose values are all 0, the reason by its number.
     """
-    frames = np.zeros((len(bodies), spec.slots, *spec.frame_shape), spec.frame_dtype)
+    frames = spec.zero_frames(len(bodies), spec.slots)
     columns = {name: np.stack([column] * len(bodies)) for name, column in zero_columns(spec).items()}
     corrupt: dict[int, str] = {}
     for number, body in enumerate(bodies):
         try:
             decoded = decode_columns(body, spec, limits)
-            frames[number] = decode_frames(body, spec, limits.observation)
+            whole = decode_frames(body, spec, limits.observation)
         except CorruptSegment as error:
             corrupt[number] = error.reason
             continue
+        map_parts(np.copyto, map_parts(itemgetter(number), frames), whole)
         for name, column in decoded.items():
             columns[name][number] = column
     return frames, columns, corrupt
@@ -259,8 +278,13 @@ def _are_allowed(action: np.ndarray, spec: ActionSpec) -> bool:
     return bool(action.min() >= spec.low and action.max() <= spec.high)
 
 
-def _check_observations(frames: np.ndarray, largest: float) -> None:
-    if frames.dtype != np.uint8 and not np.abs(frames).max(initial=0.0) <= largest:
+def _check_numbers(part: np.ndarray, largest: float) -> None:
+    if part.dtype != np.uint8 and not np.abs(part).max(initial=0.0) <= largest:
+        raise CorruptSegment("bad_frames")
+
+
+def _check_mask(parts: Mapping[str, np.ndarray]) -> None:
+    if MASK in parts and parts[MASK].max() > 1:
         raise CorruptSegment("bad_frames")
 
 

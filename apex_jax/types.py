@@ -7,11 +7,15 @@ Axis legend, used in every shape of this project:
     F  frames per observation (stack)  L  frame slots of a segment
     C  segments that fit in the replay N  any number of elements
     *O shape of one frame: (height, width) of pixels, or (D,) of a vector observation
+
+An observation has one or more parts: FRAMES, uint8 images; NUMBERS, a float32 vector; and MASK, 1 for each valid action
+and 0 for the others. Observations of one part are an array [*N, F, *O]; those of several are a dict of such arrays.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -73,7 +77,32 @@ PeerId = Annotated[int, Integer()]
 """Random number drawn by a process at its start; a restarted process has another one."""
 
 
-ACTION_MASK = "action_mask"  # key of an observation, or of `info`, and then the last part of a vector
+ACTION_MASK = "action_mask"  # key of an environment's observation, or of its `info`
+
+FRAMES, NUMBERS, MASK = "frames", "numbers", "mask"
+
+Observation: TypeAlias = Any
+"""An array, or a dict of arrays by FRAMES, NUMBERS and MASK; see the head of this module."""
+
+
+def named_parts(observation: Observation) -> dict[str, Any]:
+    """Returns the parts of observations by name; a single array is of FRAMES if its dtype is uint8, else of NUMBERS."""
+    if isinstance(observation, dict):
+        return observation
+    return {FRAMES if observation.dtype == np.uint8 else NUMBERS: observation}
+
+
+def joined(parts: dict[str, Any]) -> Observation:
+    """Returns observations of these parts: the inverse of `named_parts`."""
+    return parts if len(parts) > 1 else next(iter(parts.values()))
+
+
+def map_parts(function: Callable[..., Any], *observations: Observation) -> Any:
+    """Returns `function` of each part of observations with the same parts: one result, or a dict of results."""
+    first = observations[0]
+    if not isinstance(first, dict):
+        return function(*observations)
+    return {name: function(*(each[name] for each in observations)) for name in first}
 
 
 # Records
@@ -86,7 +115,7 @@ class ActionSpec(NamedTuple):
     dtype: str  # "int32" if discrete, "float32" if continuous
     low: float
     high: float
-    is_masked: bool = False  # the last `num_actions` elements of a frame are 1 for valid actions, 0 for the others
+    is_masked: bool = False  # observations have a MASK of valid actions
 
     @classmethod
     def discrete(cls, num_actions: int) -> ActionSpec:
@@ -113,6 +142,14 @@ class Column(NamedTuple):
     shape: tuple[int, ...]  # of the value of one slot
 
 
+class StackSpec(NamedTuple):
+    """The newest `stack` values of one part of an observation: an array [stack, *shape]."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    stack: int
+
+
 class SegmentSpec(NamedTuple):
     """Geometry of a segment; every role of a run agrees on it.
 
@@ -123,11 +160,46 @@ class SegmentSpec(NamedTuple):
     """
 
     frame_shape: tuple[int, ...]
-    frame_dtype: str  # "uint8" or "float32"
+    frame_dtype: str  # "uint8" of images, "float32" of vectors
     frame_stack: int
     slots: int
     n_step: int
     action: ActionSpec
+    numbers: int = 0  # of the vector beside images; 0: there is none
+
+    @property
+    def parts(self) -> dict[str, StackSpec]:
+        """The parts of an observation by name, one at least."""
+        main = FRAMES if self.has_images else NUMBERS
+        parts = {main: StackSpec(self.frame_shape, self.frame_dtype, self.frame_stack)}
+        if self.numbers:
+            parts[NUMBERS] = StackSpec((self.numbers,), "float32", self.frame_stack)
+        if self.action.is_masked:
+            parts[MASK] = StackSpec((self.action.num_actions,), "uint8", 1)
+        return parts
+
+    @property
+    def observation(self) -> Observation:
+        """The parts of an observation as `StackSpec`: one, or a dict of several."""
+        return joined(self.parts)
+
+    @property
+    def has_images(self) -> bool:
+        """Whether frames are images."""
+        return self.frame_dtype == "uint8"
+
+    @property
+    def vector_size(self) -> int:
+        """Numbers of the vector of an observation; 0 if it has none."""
+        return self.numbers if self.has_images else self.frame_shape[0]
+
+    def zeros(self, *leading: int) -> Observation:
+        """Returns observations of zeros, [*leading, F, *O]."""
+        return map_parts(lambda part: np.zeros((*leading, part.stack, *part.shape), part.dtype), self.observation)
+
+    def zero_frames(self, *leading: int) -> Observation:
+        """Returns single frames, vectors and masks of zeros, [*leading, *O]."""
+        return map_parts(lambda part: np.zeros((*leading, *part.shape), part.dtype), self.observation)
 
     @property
     def columns(self) -> tuple[Column, ...]:
@@ -156,8 +228,8 @@ class SegmentSpec(NamedTuple):
 
     @property
     def frame_bytes(self) -> int:
-        """Bytes of one uncompressed frame."""
-        return math.prod(self.frame_shape) * np.dtype(self.frame_dtype).itemsize
+        """Bytes of one uncompressed frame, with its numbers and mask."""
+        return sum(math.prod(part.shape) * np.dtype(part.dtype).itemsize for part in self.parts.values())
 
 
 class Part(NamedTuple):
@@ -175,13 +247,14 @@ class Part(NamedTuple):
 
 
 class ImageSpec(NamedTuple):
-    """The images that an environment of Gymnasium returns, and how they become frames."""
+    """Images in an observation of Gymnasium or JAX, and how they become frames."""
 
     shape: tuple[int, ...]
     dtype: str
     layout: str  # one letter for each axis: H height, W width; C others, whose elements become channels
     low: float  # of the elements; becomes 0
     high: float  # becomes 255
+    path: tuple[str | int, ...] = ()  # as of a `Part`
 
     @property
     def frame_shape(self) -> tuple[int, ...]:
@@ -205,14 +278,35 @@ class ImageSpec(NamedTuple):
         return levels.astype(np.uint8)
 
 
+def frame_shape_of(images: Sequence[ImageSpec]) -> tuple[int, ...]:
+    """Returns the shape of a frame made of images of one size: theirs, or that of all their channels; () of none."""
+    shapes = [image.frame_shape for image in images]
+    if len(shapes) < 2:
+        return shapes[0] if shapes else ()
+    return (*shapes[0][:2], sum(math.prod(shape[2:]) for shape in shapes))
+
+
+def frames_of(images: Sequence[ImageSpec], frames: Sequence[Any], numpy: Any = np) -> Any:
+    """Returns the frames of several images, [*N, H, W] or [*N, H, W, C] each, as one: their channels side by side.
+
+    `numpy`: or jax.numpy, of which the frames are.
+    """
+    if len(frames) == 1:
+        return frames[0]
+    channels = (
+        frame if len(image.frame_shape) == 3 else frame[..., None] for image, frame in zip(images, frames, strict=True)
+    )
+    return numpy.concatenate([*channels], axis=-1)
+
+
 class EnvironmentSpec(NamedTuple):
     """The description of a task: the observations that its environment returns and the actions that it accepts."""
 
     spec: SegmentSpec
-    parts: tuple[Part, ...] | None  # of an observation, in the order in which they make the vector; None: not recorded
+    parts: tuple[Part, ...] | None  # that make the vector, in order; None: not recorded, or there is no vector
     low: tuple[float, ...] | None  # bounds of the elements of an action; None if actions are discrete
     high: tuple[float, ...] | None
-    image: ImageSpec | None = None  # how images become frames; None: the environment returns frames, or no images
+    images: tuple[ImageSpec, ...] = ()  # that make a frame, in order; empty: the environment returns frames, or none
     action_dtype: str = "float32"  # of the environment's actions
     first_action: int = 0  # the environment's number of the discrete action 0
     action_part: Part | None = None  # of an array of several discrete parts, whose combinations are numbered row by row
@@ -272,7 +366,7 @@ class Step(NamedTuple):
     """One step of the environments `env_id`: A of the E environments of an actor."""
 
     env_id: np.ndarray  # int32[A]
-    observation: np.ndarray  # uint8|float32[A, F, *O]
+    observation: Observation  # [A, F, *O]
     reward: np.ndarray  # float32[A], raw; result of the previous action
     first: np.ndarray  # bool[A], a new episode starts with this observation; the previous action was ignored
     terminated: np.ndarray  # bool[A], game over: nothing follows this observation
@@ -293,7 +387,7 @@ def zero_columns(spec: SegmentSpec) -> Columns:
 class Segment(NamedTuple):
     """A segment with uncompressed frames."""
 
-    frames: np.ndarray  # uint8|float32[L, *O], the newest frame of each observation only
+    frames: Observation  # [L, *O], of each observation the newest frame, vector and mask only
     columns: Columns
 
 

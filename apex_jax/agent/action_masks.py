@@ -1,32 +1,30 @@
-"""Masks of invalid actions: the last `num_actions` elements of a vector observation, if `ActionSpec.is_masked`.
+"""Masks of invalid actions: the part MASK of an observation, if `ActionSpec.is_masked`.
 
-The network sees the elements before them. The outputs of invalid actions become INVALID, so that no maximum, softmax or
-draw chooses one, in acting as in targets.
+The network sees the other parts. The outputs of invalid actions become INVALID, so that no maximum, softmax or draw
+chooses one, in acting as in targets.
 """
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 
-from apex_jax.agent.frame_store import Array
-from apex_jax.types import SegmentSpec
+from apex_jax.types import MASK, Observation, joined, named_parts
 
 INVALID = -1e30  # below every value; finite, because 0 times it has to be 0
 
 
-def split_mask(observation: Array, spec: SegmentSpec) -> tuple[Any, jax.Array | None]:
-    """Returns what the network sees of observations [B, F, *O], and their masks: float32[B, A] of 0 and 1, or None.
+def split_mask(observation: Observation) -> tuple[Observation, jax.Array | None]:
+    """Returns what the network sees of observations, and their masks: float32[B, A] of 0 and 1; None without masks.
 
     A mask without a valid action counts as one without an invalid one: that of a slot in which no transition starts.
     """
-    if not spec.action.is_masked:
+    parts = dict(named_parts(observation))
+    mask = parts.pop(MASK, None)
+    if mask is None:
         return observation, None
-    seen, mask = jnp.split(observation, [spec.frame_shape[0] - spec.action.num_actions], axis=-1)
-    mask = jnp.reshape(mask, (mask.shape[0], spec.action.num_actions))  # F = 1: vectors are not stacked
-    return seen, jnp.maximum(mask, 1 - mask.max(axis=-1, keepdims=True))
+    mask = jnp.asarray(jnp.reshape(mask, (mask.shape[0], mask.shape[2])), jnp.float32)  # a mask is not stacked
+    return joined(parts), jnp.maximum(mask, 1 - mask.max(axis=-1, keepdims=True))
 
 
 def masked(outputs: jax.Array, mask: jax.Array | None) -> jax.Array:

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from apex_jax.agent.frame_store import Array, FrameStore
+from apex_jax.types import Observation
 
 Params: TypeAlias = Any  # nested dict of float32 arrays, as flax.linen returns it
 State: TypeAlias = Any  # a NamedTuple of everything that learning changes; checkpoints save all of it
@@ -39,8 +40,11 @@ class Algorithm(NamedTuple):
 
     init: Callable[[jax.Array], State]
     """Takes a key (consumed), returns a fresh state."""
-    act: Callable[[Params, Array, Array, jax.Array, int], Action]
-    """(params, observation [A, F, *O], exploration float32[A], key, step): key and step determine the randomness."""
+    act: Callable[[Params, Observation, Array, jax.Array, int], Action]
+    """(params, observation [A, F, *O], exploration float32[A], key, step): key and step determine the randomness.
+
+    An observation of several parts is a dict of arrays, see `apex_jax.types`.
+    """
     update: Callable[[State, FrameStore, Array, Array, float], tuple[State, UpdateOutput]]
     """(state, store, indices int32[K, B], importance weights float32[K, B], learning_rate_share): makes K updates.
 
@@ -52,7 +56,7 @@ class Algorithm(NamedTuple):
     """Takes the size N of the fleet's ladder; returns the exploration rate or noise scale of each index: float32[N]."""
     evaluation_exploration: float = 0.0
     """The exploration rate or noise scale with which the evaluator acts."""
-    greedy: Callable[[Params, jax.Array], dict[str, jax.Array]] | None = None
+    greedy: Callable[[Params, Observation], dict[str, jax.Array]] | None = None
     """(params, observation [N, F, *O]) -> "action" [N, *spec.action.shape] without exploration, and values by name.
 
     It is not jitted, and N may be symbolic (`jax.export`). None: the agent cannot be exported.

@@ -4,7 +4,8 @@ Actions are in [-1, 1]; the environment scales them to its own bounds. A policy 
 needs q(s, a) and q(s, pi(s)) for the initial priorities of its transitions, so the actors receive both networks.
 
 Pixels go through an encoder, which policy and critics share, after random shifts of the images (Yarats et al. 2022,
-"Mastering Visual Continuous Control"). Only the loss of the critics trains it, so that it is a part of theirs.
+"Mastering Visual Continuous Control"). Only the loss of the critics trains it, so that it is a part of theirs. The
+numbers of an observation join its outputs.
 """
 
 from __future__ import annotations
@@ -19,12 +20,12 @@ import optax
 from apex_jax.agent import losses
 from apex_jax.agent.algorithm import Action, Algorithm, Params, UpdateOutput
 from apex_jax.agent.exploration import noise_ladder
-from apex_jax.agent.frame_store import Array, FrameStore, Transitions, gather
-from apex_jax.agent.moments import Moments, add_observations, initial_moments, normalized
+from apex_jax.agent.frame_store import FrameStore, Transitions, gather
+from apex_jax.agent.moments import Moments, add_observations, flat_numbers, initial_moments, normalized
 from apex_jax.agent.networks import Encoder, make_policy_and_critic
 from apex_jax.agent.training import make_optimizer, make_update, maybe_copy_target
 from apex_jax.config import Config
-from apex_jax.types import SegmentSpec
+from apex_jax.types import FRAMES, Observation, SegmentSpec, joined, named_parts
 
 SATURATED = 0.95  # an element of the policy's action beyond this counts as saturated: tanh has a slope of 0.1 there
 
@@ -60,15 +61,18 @@ class Optimizers(NamedTuple):
 def make_dpg(config: Config, spec: SegmentSpec, compute_dtype: Any = jnp.float32) -> Algorithm:
     """Returns the algorithm for this configuration. `compute_dtype`: dtype of the networks' activations."""
     [action_size] = spec.action.shape
-    has_pixels = spec.frame_dtype == "uint8"
+    has_pixels = spec.has_images
     policy_network, critic_network = make_policy_and_critic(config.network, action_size, compute_dtype)
     encoder = Encoder(config.network, compute_dtype)
     optimizers = Optimizers(policy=make_optimizer(config.learner), critics=make_optimizer(config.learner))
 
-    def features(critics: Params, mean: jax.Array, variance: jax.Array, observation: Array) -> Any:
+    def features(critics: Params, mean: jax.Array, variance: jax.Array, observation: Observation) -> Any:
+        seen: list[Any] = []
         if has_pixels:
-            return encoder.apply(critics["encoder"], observation)
-        return normalized(jnp.reshape(observation, (observation.shape[0], -1)), mean, variance)
+            seen.append(encoder.apply(critics["encoder"], named_parts(observation)[FRAMES]))
+        if spec.vector_size:
+            seen.append(normalized(flat_numbers(observation), mean, variance))
+        return jnp.concatenate(seen, axis=-1)
 
     def pi(policy: Params, x: jax.Array) -> jax.Array:
         return cast(jax.Array, policy_network.apply(policy, x))
@@ -77,10 +81,14 @@ def make_dpg(config: Config, spec: SegmentSpec, compute_dtype: Any = jnp.float32
         return jnp.stack([cast(jax.Array, critic_network.apply(head, x, action)) for head in heads])  # [C, B]
 
     def init(key: jax.Array) -> DPGState:
-        observation = jnp.zeros((1, spec.frame_stack, *spec.frame_shape), spec.frame_dtype)
-        action, moments = jnp.zeros((1, action_size)), initial_moments(1 if has_pixels else observation.size)
+        observation = jax.tree.map(jnp.asarray, spec.zeros(1))
+        action, moments = jnp.zeros((1, action_size)), initial_moments(flat_numbers(observation).size or 1)
         policy_key, *critic_keys = jax.random.split(key, 2 + config.algorithm.twin_critics)
-        encoding = {"encoder": encoder.init(jax.random.fold_in(policy_key, 1), observation)} if has_pixels else {}
+        encoding = (
+            {"encoder": encoder.init(jax.random.fold_in(policy_key, 1), named_parts(observation)[FRAMES])}
+            if has_pixels
+            else {}
+        )
         x = features(encoding, moments.mean, moments.variance, observation)
         policy = policy_network.init(policy_key, x)
         critics: Params = tuple(critic_network.init(critic_key, x, action) for critic_key in critic_keys)
@@ -100,10 +108,10 @@ def make_dpg(config: Config, spec: SegmentSpec, compute_dtype: Any = jnp.float32
         moments = {"mean": state.moments.mean, "variance": state.moments.variance}
         return {"policy": state.policy, "critics": state.critics, "observations": moments}
 
-    def features_of(params: Params, observation: Array) -> Any:
+    def features_of(params: Params, observation: Observation) -> Any:
         return features(params["critics"], **params["observations"], observation=observation)
 
-    def act(params: Params, observation: Array, noise: jax.Array, key: jax.Array, step: int) -> Action:
+    def act(params: Params, observation: Observation, noise: jax.Array, key: jax.Array, step: int) -> Action:
         x = features_of(params, observation)
         best_action = pi(params["policy"], x)
         normal = jax.random.normal(jax.random.fold_in(key, step), best_action.shape)
@@ -111,7 +119,7 @@ def make_dpg(config: Config, spec: SegmentSpec, compute_dtype: Any = jnp.float32
         heads = _heads(params["critics"])
         return Action(action, q(heads, x, action)[0], q(heads, x, best_action).min(axis=0))
 
-    def greedy(params: Params, observation: jax.Array) -> dict[str, jax.Array]:
+    def greedy(params: Params, observation: Observation) -> dict[str, jax.Array]:
         x = features_of(params, observation)
         action = pi(params["policy"], x)
         value = cast(jax.Array, critic_network.apply(_heads(params["critics"])[0], x, action))
@@ -138,7 +146,7 @@ def _make_update(
 ) -> Callable[..., tuple[DPGState, UpdateOutput]]:
     """Returns `Algorithm.update`, not jitted."""
     features, pi, q = networks
-    has_pixels = spec.frame_dtype == "uint8"
+    has_pixels = spec.has_images
 
     def critic_loss(
         critics: Params, moments: Moments, batch: Transitions, target: jax.Array, weights: jax.Array
@@ -165,8 +173,12 @@ def _make_update(
         if not has_pixels or not config.algorithm.random_shift:
             return batch
         keys = jax.random.split(jax.random.fold_in(jax.random.key(0), updates))
-        pairs = zip(keys, batch[:2], strict=True)
-        at_t, at_tpk = (randomly_shifted(key, images, config.algorithm.random_shift) for key, images in pairs)
+        at = [named_parts(observation) for observation in batch[:2]]
+        shifts = (
+            randomly_shifted(key, parts[FRAMES], config.algorithm.random_shift)
+            for key, parts in zip(keys, at, strict=True)
+        )
+        at_t, at_tpk = (joined(parts | {FRAMES: images}) for parts, images in zip(at, shifts, strict=True))
         return Transitions(at_t, at_tpk, batch.columns)
 
     def update_once(
@@ -174,9 +186,8 @@ def _make_update(
     ) -> tuple[DPGState, UpdateOutput]:
         batch = shifted(gather(store, indices, spec.frame_stack), state.updates)
         moments = state.moments
-        if config.network.normalize_observations and not has_pixels:
-            observation_t = batch.observation_t.reshape(len(indices), -1)
-            moments = add_observations(moments, observation_t)
+        if config.network.normalize_observations and spec.vector_size:
+            moments = add_observations(moments, flat_numbers(batch.observation_t))
 
         x_tpk = features(state.target_critics, moments.mean, moments.variance, batch.observation_tpk)
         q_target_tpk = q(_heads(state.target_critics), x_tpk, pi(state.target_policy, x_tpk))

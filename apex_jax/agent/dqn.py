@@ -19,12 +19,12 @@ from apex_jax.agent.algorithm import Action, Algorithm, Params, UpdateOutput
 from apex_jax.agent.estimator import Estimator, make_estimator
 from apex_jax.agent.exploration import epsilon_ladder
 from apex_jax.agent.frame_store import FrameStore, Transitions, gather
-from apex_jax.agent.moments import Moments, add_observations, initial_moments, normalized
+from apex_jax.agent.moments import Moments, add_observations, flat_numbers, initial_moments, normalized
 from apex_jax.agent.networks import make_q_network
 from apex_jax.agent.training import make_optimizer, make_update, maybe_copy_target
 from apex_jax.config import Config
 from apex_jax.host.errors import UsageError
-from apex_jax.types import SegmentSpec
+from apex_jax.types import NUMBERS, Observation, SegmentSpec, joined, named_parts
 
 
 class LearnerState(NamedTuple):
@@ -60,7 +60,7 @@ def make_dqn(
     estimator, num_actions = estimator or make_estimator(config.algorithm), spec.action.num_actions
     network = make_q_network(config.network, num_actions, compute_dtype, estimator.outputs)
     optimizer = make_optimizer(config.learner)
-    is_normalized = config.network.normalize_observations and spec.frame_dtype == "float32"
+    is_normalized = config.network.normalize_observations and spec.vector_size > 0
 
     def with_moments(params: Params, state: Any) -> Params:
         """Returns what an actor needs: params of the network and, if observations are normalized, their moments."""
@@ -68,34 +68,35 @@ def make_dqn(
             return params
         return {"network": params, "observations": {"mean": state.moments.mean, "variance": state.moments.variance}}
 
-    def outputs(params: Params, observation: jax.Array) -> jax.Array:
+    def outputs(params: Params, observation: Observation) -> jax.Array:
         """Returns q-values float32[B, A], or N numbers for each, float32[B, A, N]. `params`: see `with_moments`."""
-        seen, mask = split_mask(observation, spec)
+        seen, mask = split_mask(observation)
         if is_normalized:
-            flat = normalized(jnp.reshape(seen, (seen.shape[0], -1)), **params["observations"])
-            seen, params = jnp.reshape(flat, seen.shape), params["network"]
+            parts = named_parts(seen)
+            numbers = normalized(flat_numbers(seen), **params["observations"])
+            seen = joined(parts | {NUMBERS: jnp.reshape(numbers, parts[NUMBERS].shape)})
+            params = params["network"]
         return masked(cast(jax.Array, network.apply(params, seen)), mask)
 
-    def q_values(params: Params, observation: jax.Array) -> jax.Array:
+    def q_values(params: Params, observation: Observation) -> jax.Array:
         return estimator.mean(outputs(params, observation))
 
     def init(key: jax.Array) -> LearnerState | NormalizingState:
-        observation = jnp.zeros((1, spec.frame_stack, *spec.frame_shape), spec.frame_dtype)
-        seen = split_mask(observation, spec)[0]
+        seen = split_mask(jax.tree.map(jnp.asarray, spec.zeros(1)))[0]
         params = network.init(key, seen)
         target_params = jax.tree.map(jnp.copy, params)  # a buffer cannot be donated twice
         state = LearnerState(params, target_params, optimizer.init(params), jnp.zeros((), jnp.int32))
-        return NormalizingState(*state, initial_moments(seen.size)) if is_normalized else state
+        return NormalizingState(*state, initial_moments(flat_numbers(seen).size)) if is_normalized else state
 
-    def act(params: Params, observation: jax.Array, epsilon: jax.Array, key: jax.Array, step: int) -> Action:
-        q, mask = q_values(params, observation), split_mask(observation, spec)[1]
+    def act(params: Params, observation: Observation, epsilon: jax.Array, key: jax.Array, step: int) -> Action:
+        q, mask = q_values(params, observation), split_mask(observation)[1]
         explore_key, action_key = jax.random.split(jax.random.fold_in(key, step))
         explore = jax.random.uniform(explore_key, epsilon.shape) < epsilon
         random_action = random_actions(action_key, len(epsilon), num_actions, mask)
         action = jnp.where(explore, random_action, jnp.argmax(q, axis=-1)).astype(jnp.int32)
         return Action(action, losses.select_action_value(estimator.action_values(q), action), estimator.state_value(q))
 
-    def greedy(params: Params, observation: jax.Array) -> dict[str, jax.Array]:
+    def greedy(params: Params, observation: Observation) -> dict[str, jax.Array]:
         q = q_values(params, observation)
         return {"action": jnp.argmax(q, axis=-1).astype(jnp.int32), "q_values": estimator.action_values(q)}
 
@@ -113,8 +114,7 @@ def make_dqn(
     ) -> tuple[Any, UpdateOutput]:
         batch = gather(store, indices, spec.frame_stack)
         if is_normalized:
-            seen = jnp.reshape(split_mask(batch.observation_t, spec)[0], (len(indices), -1))
-            state = state._replace(moments=add_observations(state.moments, seen))
+            state = state._replace(moments=add_observations(state.moments, flat_numbers(batch.observation_t)))
         target_params = with_moments(state.target_params, state)
         gradient = jax.value_and_grad(lambda params, *others: loss(with_moments(params, state), *others), has_aux=True)
         (value, (priorities, q_value)), grads = gradient(state.online_params, target_params, batch, weights)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from operator import itemgetter
 from typing import NamedTuple, TypeAlias
 
 import jax
@@ -10,7 +11,17 @@ import jax.numpy as jnp
 import numpy as np
 
 from apex_jax.agent.space_to_depth import from_blocks, to_blocks
-from apex_jax.types import Columns, SegmentSpec, zero_columns
+from apex_jax.types import (
+    MASK,
+    Columns,
+    Observation,
+    SegmentSpec,
+    StackSpec,
+    joined,
+    map_parts,
+    named_parts,
+    zero_columns,
+)
 
 Array: TypeAlias = jax.Array | np.ndarray  # JAX accepts either
 
@@ -20,15 +31,15 @@ FEW_TRANSITIONS = 2_000  # a replay of fewer is of no use
 class FrameStore(NamedTuple):
     """The C segments of the replay ring; slot f of segment c has the replay index c x L + f."""
 
-    frames: Array  # uint8|float32[C, L, *O], or frames in blocks of s x s pixels: uint8[C, L, H/s, W/s, s, s, ...]
+    frames: Observation  # [C, L, *O]; or images in blocks of s x s pixels: uint8[C, L, H/s, W/s, s, s, ...]
     columns: dict[str, Array]  # [C, L, ...] each, without the priority, which only the replay server keeps
 
 
 class Transitions(NamedTuple):
     """A batch of transitions: `_t` is their start, `_tpk` is k steps later."""
 
-    observation_t: jax.Array  # uint8|float32[B, F, *O]
-    observation_tpk: jax.Array  # uint8|float32[B, F, *O]
+    observation_t: Observation  # [B, F, *O]
+    observation_tpk: Observation  # [B, F, *O]
     columns: dict[str, jax.Array]  # [B, ...] each: action, n_step_return, discount, ...
 
 
@@ -61,11 +72,15 @@ def create_store(
             f" of which {memory_bytes / 1e9:.1f} GB fit:"
             f" {fix if most >= FEW_TRANSITIONS else 'make the observations smaller'}"
         )
-    plain = (capacity_segments, spec.slots, *spec.frame_shape)
-    height_and_width, rest = plain[2:4], plain[4:]
-    in_blocks = (*plain[:2], *(side // block_size for side in height_and_width), block_size, block_size, *rest)
+
+    def zeros(part: StackSpec) -> jax.Array:
+        shape = part.shape
+        if block_size > 1 and len(shape) > 1:
+            shape = *(side // block_size for side in shape[:2]), block_size, block_size, *shape[2:]
+        return jnp.zeros((capacity_segments, spec.slots, *shape), part.dtype, device=device)
+
     return FrameStore(
-        frames=jnp.zeros(in_blocks if block_size > 1 else plain, spec.frame_dtype, device=device),
+        frames=map_parts(zeros, spec.observation),
         columns={
             name: jnp.zeros((capacity_segments, *column.shape), column.dtype, device=device)
             for name, column in _stored(zero_columns(spec)).items()
@@ -80,16 +95,16 @@ def _stored(columns: Columns) -> Columns:
 INSERT_SIZES = (8, 1)  # segments per call: only two shapes to compile; a scatter of 8 takes no longer than one of 1
 
 
-def insert_segments(store: FrameStore, slots: np.ndarray, frames: np.ndarray, columns: Columns) -> FrameStore:
+def insert_segments(store: FrameStore, slots: np.ndarray, frames: Observation, columns: Columns) -> FrameStore:
     """Writes segments in place and returns the store; the one passed in is consumed (its buffers are donated).
 
     `slots`: int32[N] in [0, C), without duplicates. `frames`: [N, L, *O]; `columns`: [N, L, ...] each.
     """
-    start, stored = 0, _stored(columns)
+    start, stored = 0, FrameStore(frames, {**_stored(columns)})
     while start < len(slots):
         size = next(size for size in INSERT_SIZES if start + size <= len(slots))
         part = slice(start, start + size)
-        values = FrameStore(frames[part], {name: column[part] for name, column in stored.items()})
+        values = jax.tree.map(itemgetter(part), stored)
         store = _scatter(store, slots[part], values)
         start += size
     return store
@@ -97,8 +112,10 @@ def insert_segments(store: FrameStore, slots: np.ndarray, frames: np.ndarray, co
 
 @partial(jax.jit, donate_argnums=0)
 def _scatter(store: FrameStore, slots: Array, values: FrameStore) -> FrameStore:
-    if _are_blocks(store.frames):
-        values = values._replace(frames=to_blocks(values.frames, store.frames.shape[4]))
+    def as_stored(stored: Array, frames: Array) -> Array:
+        return to_blocks(frames, stored.shape[4]) if _are_blocks(stored) else frames
+
+    values = values._replace(frames=map_parts(as_stored, store.frames, values.frames))
     return jax.tree.map(lambda array, value: array.at[slots].set(value, mode="drop"), store, values)
 
 
@@ -109,17 +126,20 @@ def _are_blocks(frames: Array) -> bool:
 def gather(store: FrameStore, indices: Array, frame_stack: int) -> Transitions:
     """Returns the transitions at replay indices int32[B] with stacked frames. Called inside a jitted function.
 
-    The observation of slot f is the window of frames f-F+1..f; the bootstrap observation is the same window k slots
-    later. Both lie within the segment of f: no transition starts at a slot whose windows would reach beyond it.
+    The observation of slot f is the window of frames f-F+1..f (of a mask, that of f alone); the bootstrap observation
+    is the same window k slots later. Both lie within the segment of f: no transition starts at a slot whose windows
+    would reach beyond it.
     """
     flat = jax.tree.map(lambda array: array.reshape(-1, *array.shape[2:]), store)
-    window = jnp.arange(1 - frame_stack, 1)
     columns = {name: column[indices] for name, column in flat.columns.items()}
     offset = columns["bootstrap_offset"].astype(jnp.int32)
 
-    def observation(slots: Array) -> jax.Array:
-        frames = flat.frames[slots[:, None] + window]
-        # XLA removes this conversion together with its inverse in the network.
-        return from_blocks(frames) if _are_blocks(store.frames) else frames
+    def observation(slots: Array) -> Observation:
+        parts = {}
+        for name, part in named_parts(flat.frames).items():
+            frames = part[slots[:, None] + jnp.arange(0 if name == MASK else 1 - frame_stack, 1)]
+            # XLA removes this conversion together with its inverse in the network.
+            parts[name] = from_blocks(frames) if _are_blocks(frames) else frames
+        return joined(parts)
 
     return Transitions(observation(indices), observation(indices + offset), columns)

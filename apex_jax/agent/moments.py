@@ -1,4 +1,4 @@
-"""Running moments of observations, with which the inputs of networks are normalized."""
+"""Running moments of the numbers in observations, with which the inputs of networks are normalized."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from apex_jax.agent.frame_store import Array
+from apex_jax.types import NUMBERS, Observation, named_parts
 
 LARGEST_TOTAL = 1e9  # beyond it, old observations are slowly forgotten; a float32 could not count for ever
 EPSILON = 1e-5  # added to the variance; an element that never changes is divided by its root
@@ -40,6 +41,13 @@ def add_observations(moments: Moments, observations: jax.Array) -> Moments:
     d = mean - moments.mean
     variance = n_1 / m * moments.variance + n_2 / m * variance_2 + d**2 * (n_1 / m * (n_2 / m))
     return Moments(jnp.minimum(m, LARGEST_TOTAL), moments.mean + d * (n_2 / m), variance)
+
+
+def flat_numbers(observation: Observation) -> jax.Array:
+    """Returns the part NUMBERS [B, F, D] of observations as float32[B, F x D]; it may be missing: [B, 0]."""
+    parts = named_parts(observation)
+    first = next(iter(parts.values()))
+    return jnp.reshape(parts[NUMBERS], (first.shape[0], -1)) if NUMBERS in parts else jnp.zeros((first.shape[0], 0))
 
 
 def normalized(observations: Array, mean: jax.Array, variance: jax.Array) -> jax.Array:

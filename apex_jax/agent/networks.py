@@ -18,6 +18,7 @@ from apex_jax.config import IMPALA_OUTPUTS, NetworkConfig
 from apex_jax.config.keys import names_code
 from apex_jax.host.errors import UsageError
 from apex_jax.host.user_code import imported_names
+from apex_jax.types import FRAMES, Observation, named_parts
 
 
 def make_q_network(config: NetworkConfig, num_actions: int, dtype: Any = jnp.float32, outputs: int = 0) -> nn.Module:
@@ -106,10 +107,11 @@ class QNetwork(PixelTorso, nn.Module):
     """Maps observations to q-values.
 
     Dueling: q(s, a) = v(s) + A(s, a) - mean_a A(s, a). Pixels (uint8[B, F, H, W], or [B, F, H, W, C] in color) are
-    scaled to [0, 1] and go through the convolutions; vector observations (float32[B, F, D]) go directly to the hidden
-    layer. Parameters are float32, activations have `dtype`, and the returned q-values are float32[B, num_actions], or,
-    if `outputs` is not 0, that many numbers for each action, float32[B, num_actions, outputs], such as the quantiles of
-    its return, in both streams.
+    scaled to [0, 1] and go through the convolutions; vectors (float32[B, F, D]) go directly to the hidden layer. Of
+    observations that have both, which are a dict, the vectors join the outputs of the convolutions there. Parameters
+    are float32, activations have `dtype`, and the returned q-values are float32[B, num_actions], or, if `outputs` is
+    not 0, that many numbers for each action, float32[B, num_actions, outputs], such as the quantiles of its return, in
+    both streams.
 
     `layer_norm` normalizes (Ba et al. 2016) before two of the ReLUs: the last one of the torso, over all outputs of an
     observation, and that of the hidden layer, over the units of each stream.
@@ -121,10 +123,13 @@ class QNetwork(PixelTorso, nn.Module):
     outputs: int = 0
 
     @nn.compact
-    def __call__(self, observation: jax.Array) -> jax.Array:
+    def __call__(self, observation: Observation) -> jax.Array:
         """Returns q-values, float32[B, num_actions], or float32[B, num_actions, outputs]."""
-        x = self._features(observation) if observation.dtype == jnp.uint8 else observation
-        x = x.reshape(x.shape[0], -1).astype(self.dtype)
+        parts = dict(named_parts(observation))
+        if FRAMES in parts:
+            parts[FRAMES] = self._features(parts[FRAMES])
+        flat = [x.reshape(x.shape[0], -1).astype(self.dtype) for x in parts.values()]
+        x = jnp.concatenate(flat, axis=-1)
         if not self.config.dueling:
             return self._head(self._hidden(x, streams=1), self.num_actions, "q")
         # The hidden layers of both streams read the same input: one matrix product instead of two.

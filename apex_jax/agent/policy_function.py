@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import TypeAlias
 
 import jax
@@ -11,20 +12,19 @@ from jax import export
 
 from apex_jax.agent.algorithm import Params
 from apex_jax.host.errors import RunError, first_line
-from apex_jax.types import EnvironmentSpec, Part
+from apex_jax.types import EnvironmentSpec, Observation, Part, StackSpec, map_parts
 
 Outputs: TypeAlias = dict[str, jax.Array]  # "action" and values by name, each with the batch as its first axis
 
 
-def observation_shape(environment_spec: EnvironmentSpec) -> tuple[int, ...]:
-    """Returns the shape of one observation: [F, *O], or *O if the agent sees single frames."""
-    spec = environment_spec.spec
-    return (spec.frame_stack, *spec.frame_shape) if spec.frame_stack > 1 else spec.frame_shape
+def observation_shape(part: StackSpec) -> tuple[int, ...]:
+    """Returns the shape of a part of one observation: [F, *O], or *O if the agent sees single frames."""
+    return (part.stack, *part.shape) if part.stack > 1 else part.shape
 
 
 def policy_function(
-    greedy: Callable[[Params, jax.Array], Outputs], params: Params, environment_spec: EnvironmentSpec
-) -> Callable[[jax.Array], Outputs]:
+    greedy: Callable[[Params, Observation], Outputs], params: Params, environment_spec: EnvironmentSpec
+) -> Callable[[Observation], Outputs]:
     """Returns a jitted function: observations [N, *observation_shape] -> the outputs of `Algorithm.greedy`.
 
     Actions are int32[N], the environment's own numbers, or int32[N, ...] of several discrete parts, or float32[N, A]
@@ -32,8 +32,11 @@ def policy_function(
     """
     spec = environment_spec.spec
 
-    def act(observation: jax.Array) -> Outputs:
-        outputs = greedy(params, jnp.reshape(observation, (-1, spec.frame_stack, *spec.frame_shape)))
+    def stacks(part: StackSpec, array: jax.Array) -> jax.Array:
+        return jnp.reshape(array, (-1, part.stack, *part.shape))
+
+    def act(observation: Observation) -> Outputs:
+        outputs = greedy(params, map_parts(stacks, spec.observation, observation))
         if environment_spec.low is not None and environment_spec.high is not None:
             low, high = jnp.array(environment_spec.low), jnp.array(environment_spec.high)
             outputs = outputs | {"action": low + (outputs["action"] + 1) / 2 * (high - low)}
@@ -57,15 +60,13 @@ def _parts_of(numbers: jax.Array, part: Part) -> jax.Array:
     return joined.reshape(joined.shape[0], *part.shape)
 
 
-def for_any_batch(
-    function: Callable[[jax.Array], Outputs], like: jax.ShapeDtypeStruct
-) -> Callable[[jax.Array], Outputs]:
-    """Returns a function of `like`, whose batch size is unknown, that computes the same as `function`.
+def for_any_batch(function: Callable[[Observation], Outputs], like: Observation) -> Callable[[Observation], Outputs]:
+    """Returns a function of observations as `like`, whose batch size is unknown, that computes the same as `function`.
 
     A network that needs the size as a number, such as for `len(x)`, is traced with one observation, and this trace is
     mapped over the batch. Raises RunError if that fails, too.
     """
-    for candidate in (function, jax.jit(jax.vmap(lambda row: jax.tree.map(lambda x: x[0], function(row[None]))))):
+    for candidate in (function, jax.jit(jax.vmap(partial(_of_one, function)))):
         try:
             jax.eval_shape(candidate, like)
         except Exception as error:  # of any type: the code of a user's network raises it
@@ -75,7 +76,15 @@ def for_any_batch(
     raise RunError(f"the network cannot be traced for a batch of any size: {problem}; nothing is written")
 
 
-def any_batch(environment_spec: EnvironmentSpec) -> jax.ShapeDtypeStruct:
-    """Returns the observations of a batch whose size is not known."""
+def _of_one(function: Callable[[Observation], Outputs], observation: Observation) -> Outputs:
+    outputs = function(jax.tree.map(lambda x: x[None], observation))
+    return jax.tree.map(lambda x: x[0], outputs)
+
+
+def any_batch(environment_spec: EnvironmentSpec) -> Observation:
+    """Returns the shapes and dtypes of the observations of a batch whose size is not known."""
     [batch] = export.symbolic_shape("batch")
-    return jax.ShapeDtypeStruct((batch, *observation_shape(environment_spec)), environment_spec.spec.frame_dtype)
+    return map_parts(
+        lambda part: jax.ShapeDtypeStruct((batch, *observation_shape(part)), part.dtype),
+        environment_spec.spec.observation,
+    )

@@ -130,7 +130,7 @@ def _problems(algorithm: Algorithm, spec: SegmentSpec, is_tag: Callable[[str], b
     key = jax.random.key(0)
     state = jax.eval_shape(algorithm.init, key)
     params = jax.eval_shape(algorithm.acting_params, state)
-    observation = array(OBSERVATIONS, spec.frame_stack, *spec.frame_shape, dtype=spec.frame_dtype)
+    observation = jax.eval_shape(lambda: jax.tree.map(jnp.asarray, spec.zeros(OBSERVATIONS)))
     action = array(OBSERVATIONS, *spec.action.shape, dtype=spec.action.dtype)
     per_observation = array(OBSERVATIONS)
     output = jax.eval_shape(algorithm.act, params, observation, per_observation, key, 0)

@@ -31,7 +31,7 @@ def make_rollout(
         params: Params, played: Played, exploration: Array, key: jax.Array, step: int
     ) -> tuple[Played, Played, Action]:
         def play(played: Played, offset: jax.Array) -> tuple[Played, tuple[Played, Action]]:
-            output = act(params, played.frame[:, None], exploration, key, step + offset)
+            output = act(params, played.observation, exploration, key, step + offset)
             seen = played._replace(state=None, key=None)
             return jax.vmap(advance)(played, output.action), (seen, output)
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from apex_jax.agent.losses import initial_priority
 from apex_jax.host.compiled import compiled
-from apex_jax.types import Columns, Segment, SegmentSpec, Step, zero_columns
+from apex_jax.types import MASK, NUMBERS, Columns, Segment, SegmentSpec, Step, joined, named_parts, zero_columns
 
 
 class Slots(NamedTuple):
@@ -54,7 +54,7 @@ class SegmentBuilder:
         self._life_loss_terminates = life_loss_terminates
         shape = (num_environments, spec.slots)
         self._position = np.zeros(num_environments, np.int64) if first_slot is None else first_slot.astype(np.int64)
-        self._frames = np.zeros((*shape, *spec.frame_shape), spec.frame_dtype)
+        self._frames = named_parts(spec.zero_frames(*shape))
         action = np.zeros((*shape, *spec.action.shape), spec.action.dtype)
         dtypes = (np.float32, np.float32, bool, np.float32, bool, bool)
         self._slots = Slots(action, *(np.zeros(shape, dtype) for dtype in dtypes))
@@ -72,12 +72,14 @@ class SegmentBuilder:
         if math.isfinite(self._largest_observation):
             step = self._without_large_numbers(step)
         if step.first.any():
-            for row in np.flatnonzero(step.first):
-                segments += self._write_initial_stack(step.env_id[row], step.observation[row, :-1])
+            for row in np.flatnonzero(step.first).tolist():
+                segments += self._write_initial_stack(step, row)
         options = self._reward_clip, self._life_loss_terminates
-        _write_step(self._slots, self._position, step, value, bootstrap_value, *options)
-        self._slots.action[step.env_id, self._position[step.env_id]] = action
-        self._frames[step.env_id, self._position[step.env_id]] = step.observation[:, -1]
+        _write_step(self._slots, self._position, step._replace(observation=None), value, bootstrap_value, *options)
+        at = step.env_id, self._position[step.env_id]
+        self._slots.action[at] = action
+        for name, part in named_parts(step.observation).items():
+            self._frames[name][at] = part[:, -1]
         for env_id in step.env_id[self._is_left_out[step.env_id]]:
             self._leave_out(env_id)
         return segments + self._advance(step.env_id)
@@ -92,18 +94,21 @@ class SegmentBuilder:
         """Returns the step with zeros for observations that no game may have, and leaves out the games that have."""
         begins = step.env_id[step.first]
         self._is_left_out[begins], self._game_start[begins] = False, self._position[begins]
-        axes = tuple(range(1, step.observation.ndim))
-        is_large = np.abs(step.observation).max(axis=axes) > self._largest_observation
+        numbers = named_parts(step.observation)[NUMBERS]
+        is_large = np.abs(numbers).max(axis=(1, 2)) > self._largest_observation
         if not is_large.any():
             return step
         self._is_left_out[step.env_id[is_large]] = True
-        kept = ~is_large.reshape(-1, *(1 for _ in axes))
-        return step._replace(observation=np.where(kept, step.observation, np.zeros((), step.observation.dtype)))
+        kept = np.where(is_large[:, None, None], np.float32(0), numbers)
+        return step._replace(observation=joined(named_parts(step.observation) | {NUMBERS: kept}))
 
-    def _write_initial_stack(self, env_id: int, older_frames: np.ndarray) -> list[Segment]:
-        segments = []
-        for frame in older_frames:
-            self._frames[env_id, self._position[env_id]] = frame
+    def _write_initial_stack(self, step: Step, row: int) -> list[Segment]:
+        """Writes the older frames of an initial stack; a mask has none."""
+        segments, env_id = [], step.env_id[row]
+        for place in range(self._spec.frame_stack - 1):
+            for name, part in named_parts(step.observation).items():
+                if name != MASK:
+                    self._frames[name][env_id, self._position[env_id]] = part[row, place]
             self._slots.acted[env_id, self._position[env_id]] = False
             segments += self._advance(np.array([env_id]))
         return segments
@@ -117,9 +122,10 @@ class SegmentBuilder:
         """Returns a full segment (None if no transition starts in it); the next one begins with the overlap."""
         slots = Slots(*(array[env_id] for array in self._slots))
         columns = n_step_columns(slots, self._spec, self._discount)
-        segment = Segment(self._frames[env_id].copy(), columns) if columns["priority"].any() else None
+        frames = {name: part[env_id].copy() for name, part in self._frames.items()}
+        segment = Segment(joined(frames), columns) if columns["priority"].any() else None
         overlap = self._spec.overlap
-        for array in (self._frames, *self._slots):
+        for array in (*self._frames.values(), *self._slots):
             array[env_id, :overlap] = array[env_id, -overlap:].copy()  # copied first: the two slices may overlap
         self._position[env_id] = overlap
         self._game_start[env_id] = max(0, self._game_start[env_id] - (self._spec.slots - overlap))

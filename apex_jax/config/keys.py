@@ -84,7 +84,7 @@ class EnvironmentConfig:
         " which is faster if a step takes less than some 50 microseconds",
     )
     frame_size: int = key(84, "height and width of an Atari frame", "pixels", 20, 210, scope="run")
-    frame_stack: int = key(4, "newest frames that make an observation", "frames", 1, 16, scope="run")
+    frame_stack: int = key(4, "newest frames or vectors that make an observation", "frames", 1, 16, scope="run")
     frame_skip: int = key(4, "emulator frames an action is repeated for", "frames", 1, 16, scope="run")
     noop_max: int = key(30, "an episode starts with 1 to this many no-ops", "frames", 1, 100)
     fire_reset: bool = key(True, "an episode starts with FIRE, too, if the game has that action")
@@ -206,7 +206,7 @@ class NetworkConfig:
         scope="weights",
     )
     normalize_observations: bool = key(
-        False, "vector observations are normalized by their running moments", scope="weights"
+        False, "numbers of observations are normalized by their running moments", scope="weights"
     )
 
 

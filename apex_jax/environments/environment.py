@@ -17,7 +17,7 @@ from apex_jax.config import Config
 from apex_jax.environments import envpool_tasks, gymnasium_pool
 from apex_jax.environments.envpool_tasks import family_of, flattened, make_pool
 from apex_jax.environments.gymnasium_pool import GymnasiumPool
-from apex_jax.types import ActionSpec, EnvironmentSpec, Step
+from apex_jax.types import ActionSpec, EnvironmentSpec, Observation, SegmentSpec, StackSpec, Step, map_parts
 
 _log = logging.getLogger(__name__)
 
@@ -67,6 +67,7 @@ class VectorEnvironment:
         self.num_environments = len(seeds)
         self._rendered = rendered
         self._described, self._spec = environment_spec, environment_spec.spec
+        self._parts = self._spec.observation
         self._info = config.metrics.info
         environment = config.environment
         if environment.is_gymnasium:
@@ -78,9 +79,10 @@ class VectorEnvironment:
             self._pool = JaxPool(config, seeds, max_episode_frames, per_step)
         else:
             self._pool = make_pool(environment, seeds, max_episode_frames, threads, per_step, rendered)
-        # Those with spaces return vectors already.
+        # Those with spaces return vectors already, Atari and JAX stacks.
         parts = () if environment.has_spaces else environment_spec.parts or ()
         self._names = [part.name for part in parts if part.path] or None
+        self._stacks = None if environment.is_atari or environment.is_jax else _Stacks(self._spec, len(seeds))
         self._first = np.ones(self.num_environments, bool)
         self._lives = np.zeros(self.num_environments, np.int32)
         self._waits = np.zeros(self.num_environments, bool)  # whether its last step was received, and no action sent
@@ -105,14 +107,20 @@ class VectorEnvironment:
         life_lost = ~first & (lives < self._lives[env_id])
         self._lives[env_id] = lives
         self._first[env_id] = terminated | truncated
-        shape = len(env_id), self._spec.frame_stack, *self._spec.frame_shape
-        stack = flattened(observation, self._names).reshape(shape).astype(self._spec.frame_dtype, copy=False)
+        observation = map_parts(self._typed, self._parts, flattened(observation, self._names))
+        if self._stacks is not None:
+            observation = self._stacks.push(observation, env_id, first)
         reward = np.where(first, 0, reward).astype(np.float32)
         numbers = np.full((len(env_id), len(self._info)), np.nan, np.float32)
         for column, name in enumerate(self._info):
             if np.shape(info.get(name)) == (len(env_id),):  # EnvPool has arrays of other shapes, too
                 numbers[:, column] = info[name]
-        return Step(env_id, stack, reward, first, terminated, truncated, life_lost, numbers)
+        return Step(env_id, observation, reward, first, terminated, truncated, life_lost, numbers)
+
+    def _typed(self, part: StackSpec, array: np.ndarray) -> np.ndarray:
+        """Returns a part of observations as [A, *O], or [A, F, *O] of the tasks that return stacks."""
+        stack = (part.stack,) if self._stacks is None else ()
+        return np.reshape(array, (len(array), *stack, *part.shape)).astype(part.dtype, copy=False)
 
     def send(self, action: np.ndarray, env_id: np.ndarray) -> None:
         """Starts the next step of the environments `env_id`, as `receive` returned them; does not wait for it.
@@ -154,6 +162,28 @@ class VectorEnvironment:
     def close(self) -> None:
         """Stops the pool's threads, or closes the environments of Gymnasium."""
         self._pool.close()
+
+
+class _Stacks:
+    """The newest frames and vectors of each environment; the first ones of an episode fill its stack."""
+
+    def __init__(self, spec: SegmentSpec, num_environments: int):
+        self._stacks = spec.zeros(num_environments) if spec.frame_stack > 1 else None
+
+    def push(self, observation: Observation, env_id: np.ndarray, first: np.ndarray) -> Observation:
+        """Returns observations [A, F, *O] that end with these frames, vectors and masks [A, *O]."""
+        if self._stacks is None:
+            return map_parts(lambda array: array[:, None], observation)
+
+        def pushed(stacks: np.ndarray, newest: np.ndarray) -> np.ndarray:
+            stack = stacks[env_id]  # a copy
+            stack[:, :-1] = stack[:, 1:]
+            stack[:, -1] = newest
+            stack[first] = newest[first][:, None]
+            stacks[env_id] = stack
+            return stack
+
+        return map_parts(pushed, self._stacks, observation)
 
 
 def has_reference_simulator(config: Config) -> bool:

@@ -40,20 +40,18 @@ def describe(config: Config) -> EnvironmentSpec:
     if spec.config.max_num_players > 1:
         raise UsageError(f"environment.task={task}: a game for several players; choose a task for one")
     is_atari, is_pixels, actions = environment.is_atari, observation.dtype == np.uint8, action_of(task, action)
-    if not is_atari and (environment.frame_stack, environment.frame_skip) != (1, 1):
-        fix = "set environment.frame_stack=1 environment.frame_skip=1, or leave them and --config out"
-        raise UsageError(f"{task} has no frames to stack or skip: {fix}")
+    if not is_atari and environment.frame_skip != 1:
+        raise UsageError(f"{task} has no frames to skip: set environment.frame_skip=1, or leave it and --config out")
     if is_pixels and not is_atari:
         raise UsageError(f"environment.task={task}: this agent plays no pixel games but Atari's; choose one of those")
     names = parts_of(task, spec)
     if names is not None and not set(names) <= set(getattr(observation, "spaces", ())):
         raise UsageError(f"environment.task={task}: its observations are not plain arrays; choose another task")
-    frame_shape = observation.shape[1:] if is_pixels else (size_of(observation, names),)
     if is_pixels:
-        return environment_spec(config, frame_shape, "uint8", actions, None)
+        return environment_spec(config, observation.shape[1:], 0, actions, None)
     leaves = [(observation, ())] if names is None else [(observation[name], (name,)) for name in names]
     parts = tuple(Part(path, tuple(map(int, leaf.shape))) for leaf, path in leaves)
-    return environment_spec(config, frame_shape, "float32", actions, parts)
+    return environment_spec(config, (), size_of(observation, names), actions, parts)
 
 
 def make_pool(
@@ -135,9 +133,9 @@ def size_of(space: Any, parts: tuple[str, ...] | None) -> int:
     return sum(math.prod(space[part].shape) for part in parts) if parts else math.prod(space.shape)
 
 
-def flattened(observation: Any, parts: Iterable[str] | None) -> np.ndarray:
-    """Returns the parts of N observations as float32[N, D]; one array, parts None, is returned unchanged."""
+def flattened(observation: Any, parts: Iterable[str] | None) -> Any:
+    """Returns the parts of N observations as float32[N, D]; parts None: returns the observations unchanged."""
     if parts is None:
-        return np.asarray(observation)
+        return observation
     arrays = [observation[part] for part in parts]
     return np.concatenate([array.reshape(len(array), -1) for array in arrays], axis=1, dtype=np.float32)

@@ -27,21 +27,21 @@ from typing import Any
 
 import gymnasium
 import numpy as np
-from gymnasium import logger, spaces
+from gymnasium import logger
 from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
 from gymnasium.vector.async_vector_env import _async_worker
 from gymnasium.vector.utils import batch_space
 
 from apex_jax.config import Config, EnvironmentConfig
 from apex_jax.environments.gymnasium_tasks import BEYOND, NOTES, BrokenEnvironment, Looked, described, look, make
-from apex_jax.environments.task import action_space
-from apex_jax.types import EnvironmentSpec
+from apex_jax.environments.task import action_space, observation_space
+from apex_jax.types import EnvironmentSpec, Observation
 
 ANSWER_SECONDS = 50.0  # of a step or reset; the supervisor kills an actor that makes no progress for 60
 
 _log = logging.getLogger(__name__)
 
-Result = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, dict[str, np.ndarray]]
+Result = tuple[Observation, np.ndarray, np.ndarray, np.ndarray, dict[str, np.ndarray]]
 
 
 class GymnasiumPool:
@@ -66,7 +66,7 @@ class GymnasiumPool:
         `rendered`: environment 0 can be rendered; `info`: numbers that `recv` returns of the end of an episode.
         """
         logger.min_level = logger.ERROR + 1  # `_Group` raises what Gymnasium would log as well
-        self._task, self._frame_stack = environment.task, environment.frame_stack
+        self._task = environment.task
         self._info = info
         self._beyond = 0  # observations beyond the bounds of their space
         self._noted = set[str]()  # of NOTES, each logged once
@@ -92,7 +92,6 @@ class GymnasiumPool:
                 self._groups.append(_Group(environment, described, ids, [parts[i] for i in ids], seeds[ids]))
             failed.pop_all()
         self._sent: deque[_Group] = deque()
-        self._stacks: np.ndarray | None = None  # uint8[E, F, *O] of pixels, see `_stacked`
 
     def async_reset(self) -> None:
         """Starts a new episode in every environment."""
@@ -110,10 +109,7 @@ class GymnasiumPool:
                 self._sent.append(group)
 
     def recv(self) -> Result:
-        """Waits for the group that was sent first: observations [A, ...], rewards, terminated, truncated, infos.
-
-        Pixels are the newest frames of an episode, uint8[A, F, *O]; the first frame of an episode fills its stack.
-        """
+        """Waits for the group that was sent first: observations [A, *O], rewards, terminated, truncated, infos."""
         group = self._sent.popleft()
         observation, reward, terminated, truncated, info = group.receive()
         infos = {"env_id": group.ids}
@@ -126,9 +122,6 @@ class GymnasiumPool:
         for name in self._info:
             if name in info:  # the info of at least one environment has it
                 infos[name] = np.where(info[f"_{name}"], info[name], np.nan)
-        if observation.dtype == np.uint8:
-            observation = self._stacked(observation, group)
-        group.begins = terminated | truncated
         return observation, reward, terminated, truncated, infos
 
     def render(self) -> tuple[np.ndarray | None, ...]:
@@ -147,17 +140,6 @@ class GymnasiumPool:
             with contextlib.suppress(Exception):  # of an environment's own `close`
                 group.vector.close()
 
-    def _stacked(self, frames: np.ndarray, group: _Group) -> np.ndarray:
-        if self._stacks is None:
-            count = sum(len(group.ids) for group in self._groups)
-            self._stacks = np.zeros((count, self._frame_stack, *frames.shape[1:]), np.uint8)
-        stack = self._stacks[group.ids]  # a copy
-        stack[:, :-1] = stack[:, 1:]
-        stack[:, -1] = frames
-        stack[group.begins] = frames[group.begins][:, None]
-        self._stacks[group.ids] = stack
-        return stack
-
 
 class _Processes(AsyncVectorEnv):
     """Environments in processes of their own.
@@ -168,8 +150,9 @@ class _Processes(AsyncVectorEnv):
 
     def __init__(self, described: EnvironmentSpec, functions: list[Callable[[], Any]]):
         """`functions`: make the environments. Raises the error of a function that fails."""
-        pixels, shape = described.spec.frame_dtype == "uint8", described.spec.frame_shape
-        space = spaces.Box(0, 255, shape, np.uint8) if pixels else spaces.Box(-np.inf, np.inf, shape, np.float32)
+        spec = described.spec
+        frame_shape, masks = spec.frame_shape if spec.has_images else (), spec.action.is_masked
+        space = observation_space(frame_shape, spec.vector_size, spec.action.num_actions if masks else 0)
         example = gymnasium.Env[Any, Any]()  # has the spaces, so that no environment is made in this process
         example.observation_space, example.action_space = space, action_space(described)
         self.parent_pipes, self.processes = [], []
@@ -190,7 +173,7 @@ class _Processes(AsyncVectorEnv):
         self._end = Finalize(self, _end, (self.parent_pipes, self.processes), exitpriority=1)
 
     def _check_spaces(self) -> None:
-        self.call_async("frame_dtype")  # answered once the environment is made; Gymnasium would wait for ever
+        self.call_async("vector_size")  # answered once the environment is made; Gymnasium would wait for ever
         self.call_wait(START_SECONDS)
         super()._check_spaces()
 
@@ -247,7 +230,6 @@ class _Group:
         seeds: np.ndarray,
     ):
         self.ids = ids.astype(np.int32)
-        self.begins = np.ones(len(ids), bool)  # whether the next observation is the first of an episode
         self._task = environment.task
         self._seeds: list[int | None] | None = [int(seed) for seed in seeds]
         self._actions: np.ndarray | None = None  # None: reset
@@ -260,7 +242,6 @@ class _Group:
 
     def reset(self) -> None:
         self._actions = None
-        self.begins[:] = True
         if isinstance(self.vector, AsyncVectorEnv):
             with self.reported():
                 self.vector.reset_async(seed=self._seeds)
@@ -271,7 +252,7 @@ class _Group:
             with self.reported():
                 self.vector.step_async(actions)
 
-    def receive(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
+    def receive(self) -> tuple[Observation, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
         """Returns the result of `reset` or `step`: observations, rewards, terminated, truncated, infos."""
         with self.reported():
             if self._actions is not None:

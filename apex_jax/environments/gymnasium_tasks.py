@@ -17,7 +17,6 @@ import re
 import socket
 import sys
 import traceback
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import gymnasium
@@ -25,13 +24,36 @@ import numpy as np
 from gymnasium import spaces
 
 from apex_jax.config import Config
-from apex_jax.config.rules import check_convolutions
-from apex_jax.environments.images import caution, image_spec, picture, reading
-from apex_jax.environments.task import Action, action_bounds, action_of, environment_spec, one_line, parts_of
+from apex_jax.environments.images import caution, image_specs, picture, reading
+from apex_jax.environments.task import (
+    Action,
+    action_bounds,
+    action_of,
+    choices_of,
+    environment_spec,
+    leaves_of,
+    observation_space,
+    one_line,
+    parts_of,
+)
 from apex_jax.host.errors import RunError, UsageError, first_line, short_repr
 from apex_jax.host.user_code import imported_module, reported
 from apex_jax.segment_codec import value_limits
-from apex_jax.types import ACTION_MASK, EnvironmentSpec, ImageSpec, Part, valid_actions
+from apex_jax.types import (
+    ACTION_MASK,
+    FRAMES,
+    MASK,
+    NUMBERS,
+    EnvironmentSpec,
+    ImageSpec,
+    Observation,
+    Part,
+    frame_shape_of,
+    frames_of,
+    joined,
+    named_parts,
+    valid_actions,
+)
 
 PREFIX = "gymnasium:"
 MANY_STEPS = 10**9  # no time limit
@@ -51,12 +73,12 @@ class BrokenEnvironment(RunError):
 class Looked(NamedTuple):
     """What a look at an environment shows, whatever the other settings of a run."""
 
-    frame_shape: tuple[int, ...]
-    frame_dtype: str
+    frame_shape: tuple[int, ...]  # () without images
+    vector_size: int
     action: Action
     parts: tuple[Part, ...] | None
     is_masked: bool
-    image: ImageSpec | None  # None: its observations are vectors
+    images: tuple[ImageSpec, ...]
     frames_per_second: float | None  # None: it cannot be rendered
     reading: str
     caution: str
@@ -76,7 +98,7 @@ def look(task: str, settings: str, layout: str, seed: int, steps: int = 0) -> Lo
     `steps`: random ones to try it with; then raises BrokenEnvironment, see `Adapted`.
     """
     adapted = make(task, settings, seed=seed, layout=layout)
-    metadata, image = adapted.metadata or {}, adapted.image
+    metadata = adapted.metadata or {}
     if adapted.num_actions and not adapted.is_masked:  # only its first `info` shows whether it has masks
         adapted.reset(seed=seed)
         adapted.is_masked = adapted.info_has_mask
@@ -85,33 +107,25 @@ def look(task: str, settings: str, layout: str, seed: int, steps: int = 0) -> Lo
         can_render = "rgb_array" in (metadata.get("render_modes") or ())
         rate = float(metadata.get("render_fps") or FRAMES_PER_SECOND) if can_render else None
         adapted.close()
-    space, shape = adapted.original_space, adapted.frame_shape
-    parts, line = parts_of(space) if image is None else None, reading(task, space, image, shape[0])
-    if adapted.is_masked and image is None:
-        size, parts = adapted.num_actions, parts and (*parts, Part((ACTION_MASK,), (adapted.num_actions,)))
-        shape, line = (shape[0] + size,), f"{line}, and {size} numbers that say which actions are valid"
-    about = image, rate, line, caution(task, space) if image is None else "", largest
-    return Looked(shape, adapted.frame_dtype, action_of(task, adapted.action_space), parts, adapted.is_masked, *about)
+    leaves, images, size = adapted.leaves, adapted.images, adapted.vector_size
+    masks = adapted.num_actions * adapted.is_masked
+    line = reading(task, adapted.original_space, images, size, masks)
+    action, parts = action_of(task, adapted.env.action_space), parts_of(adapted.number_leaves)
+    about = rate, line, caution(task, leaves, images), largest
+    return Looked(frame_shape_of(images), size, action, parts, adapted.is_masked, images, *about)
 
 
 def described(config: Config, looked: Looked) -> EnvironmentSpec:
     """Returns the description of the run's task. Raises UsageError or BrokenEnvironment if it does not fit the run."""
-    environment, task, has_pixels = config.environment, config.environment.task, looked.image is not None
-    if environment.frame_skip > 1 or (environment.frame_stack > 1 and not has_pixels):
-        stack = "" if has_pixels else "environment.frame_stack=1 "
-        what = "none are skipped" if has_pixels else "no frames are stacked or skipped"
-        fix = f"set {stack}environment.frame_skip=1, or leave them and --config out"
-        raise UsageError(f"environment.task={task}: in this environment {what}; {fix}")
-    if has_pixels and looked.is_masked:
-        fix = "set environment.observation_layout=vector, or leave action_mask out of info"
-        raise UsageError(f"environment.task={task}: no algorithm here learns from images with action masks; {fix}")
-    if has_pixels:
-        check_convolutions(config.network, min(looked.frame_shape[:2]))
+    environment, task = config.environment, config.environment.task
+    if environment.frame_skip > 1:
+        fix = "set environment.frame_skip=1, or leave it and --config out"
+        raise UsageError(f"environment.task={task}: in this environment no frames are skipped; {fix}")
     if looked.largest > (most := value_limits(config).observation):
         what = f"a number of {looked.largest:g} in an observation, at most {most:g} can be learned from"
         fix = "set network.normalize_observations=true, or scale it in gymnasium.wrappers.TransformObservation"
         raise BrokenEnvironment(f"environment.task={task}: it returned {what}; {fix}")
-    about = ("image", "frames_per_second", "reading", "caution")
+    about = ("images", "frames_per_second", "reading", "caution")
     return environment_spec(config, *looked[:5], **{name: getattr(looked, name) for name in about})
 
 
@@ -127,7 +141,7 @@ def _try(adapted: Adapted, seed: int, steps: int) -> float:
         else:
             observation, _, *ends, _ = adapted.step(adapted.random_action(observation, rng))
             is_over = any(ends)
-        largest = max(largest, float(np.abs(observation).max(initial=0)))
+        largest = max(largest, float(np.abs(named_parts(observation).get(NUMBERS, 0.0)).max(initial=0)))
     return largest
 
 
@@ -175,11 +189,12 @@ def _fix_of_class(environment: object) -> str:
     return f", but one of gym; {OF_OLD_GYM}" if is_old else ""
 
 
-class Adapted(gymnasium.Wrapper[np.ndarray, Any, Any, Any]):
-    """An environment whose observations are uint8[H, W] or [H, W, C] (pixels), or else one vector, float32[D].
+class Adapted(gymnasium.Wrapper[Observation, Any, Any, Any]):
+    """An environment whose observations are images uint8[H, W] or [H, W, C], a vector float32[D], or both.
 
-    A vector holds the parts of the original observation in the order of its space, then the action mask, if there is
-    one: 1 for each action that is valid, 0 for the others. Rewards and flags are Python's; `info` keeps only the number
+    Images of one size are one frame, channels side by side; the vector holds the other parts of the original
+    observation in the order of its space. With them comes the mask, if there is one: 1 for each action that is valid, 0
+    for the others. Rewards and flags are Python's; `info` keeps only the number
     of lives and, at the end of an episode, the numbers with the names that are given. BEYOND in it is 1 if a number of
     the observation exceeds the bounds of its space, which are a hint; each of NOTES is a warning, given once.
     Every method raises BrokenEnvironment if the environment fails.
@@ -206,25 +221,26 @@ class Adapted(gymnasium.Wrapper[np.ndarray, Any, Any, Any]):
         self._cannot_render = False
         space, action = environment.observation_space, action_of(task, environment.action_space, is_bounded=True).spec
         self.num_actions = action.num_actions if action.dtype == "int32" else 0
-        [part] = parts_of(environment.action_space) or (Part((), ()),)
-        self._counts = part.counts or (self.num_actions,)  # choices of each part of an action
+        self._choices = choices_of(environment.action_space) if self.num_actions else Part((), ())
+        self._counts = self._choices.counts  # of each part of an action
+        if isinstance(environment.action_space, spaces.MultiBinary):
+            self.action_space = spaces.MultiDiscrete(np.full(self._choices.shape, 2), np.int8)
         self._masks_are_observed = False
         if self.num_actions and isinstance(space, spaces.Dict) and ACTION_MASK in space.spaces:
             self._masks_are_observed = True
             space = spaces.Dict({key: part for key, part in space.items() if key != ACTION_MASK})
         self.is_masked = is_masked or self._masks_are_observed
         self.original_space = space  # without the mask
-        self.image = image_spec(task, space, layout)
-        if self.image is not None:
-            self.frame_shape, self.frame_dtype = self.image.frame_shape, "uint8"
-            self.observation_space = spaces.Box(0, 255, self.frame_shape, np.uint8)
-            return
-        self.frame_shape = _vector_shape(task, space)
-        self.frame_dtype = "float32"
-        size = self.frame_shape[0] + self.num_actions * self.is_masked
-        self.observation_space = spaces.Box(-np.inf, np.inf, (size,), np.float32)
+        self.leaves = leaves_of(space)
+        self.images = image_specs(task, self.leaves, layout)
+        of_images = {image.path for image in self.images}
+        self._image_spaces = [dict(self.leaves)[image.path] for image in self.images]
+        self.number_leaves = [leaf for leaf in self.leaves if leaf[0] not in of_images]
+        self.vector_size = sum(_vector_size(task, space) for _, space in self.number_leaves)
+        mask_size = self.num_actions * self.is_masked
+        self.observation_space = observation_space(frame_shape_of(self.images), self.vector_size, mask_size)
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict]:
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Observation, dict]:
         """Starts an episode."""
         with _reported(self.task, self.unwrapped.reset):
             result = self.env.reset(seed=seed, options=options)
@@ -236,7 +252,7 @@ class Adapted(gymnasium.Wrapper[np.ndarray, Any, Any, Any]):
             adapted, beyond = self._adapted(observation, info)
             return adapted, kept | beyond
 
-    def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict]:
+    def step(self, action: Any) -> tuple[Observation, float, bool, bool, dict]:
         """`action`: int, an array of ints, or float[A] within the bounds."""
         with _reported(self.task, self.unwrapped.step):
             if isinstance(self.env.action_space, spaces.Box):
@@ -245,7 +261,7 @@ class Adapted(gymnasium.Wrapper[np.ndarray, Any, Any, Any]):
                     self.env.action_space.low,
                     self.env.action_space.high,
                 )
-            elif not isinstance(self.env.action_space, spaces.MultiDiscrete):
+            elif isinstance(self.env.action_space, spaces.Discrete):
                 action = int(action)
             try:
                 observation, reward, terminated, truncated, info = self.env.step(action)
@@ -261,17 +277,16 @@ class Adapted(gymnasium.Wrapper[np.ndarray, Any, Any, Any]):
             adapted, beyond = self._adapted(observation, info, bool(terminated))
             return adapted, float(reward), bool(terminated), bool(truncated), kept | beyond
 
-    def random_action(self, observation: np.ndarray, rng: np.random.Generator) -> Any:
+    def random_action(self, observation: Observation, rng: np.random.Generator) -> Any:
         """Returns a valid action of the environment's own space; `observation`: the last one."""
         space: Any = self.env.action_space
         if not self.num_actions:
             low, high = action_bounds(space)
             return rng.uniform(low, high).astype(space.dtype)
-        valid = np.flatnonzero(observation[-self.num_actions :]) if self.is_masked else np.arange(self.num_actions)
+        valid = np.flatnonzero(observation[MASK]) if self.is_masked else np.arange(self.num_actions)
         number = int(rng.choice(valid))
-        if len(self._counts) == 1 and isinstance(space, spaces.Discrete):
-            return number + int(space.start)
-        return (np.array(np.unravel_index(number, self._counts)) + space.start.ravel()).reshape(space.shape)
+        choices = np.array(np.unravel_index(number, self._counts)) + self._choices.starts
+        return int(choices[0]) if isinstance(space, spaces.Discrete) else choices.reshape(space.shape)
 
     def render(self) -> np.ndarray | None:  # type: ignore[override]
         """Returns the frame, uint8[height, width, 3]; None if it cannot be rendered, now or at an earlier call."""
@@ -290,41 +305,63 @@ class Adapted(gymnasium.Wrapper[np.ndarray, Any, Any, Any]):
 
     def _adapted(
         self, observation: Any, info: dict[str, Any], is_over: bool = False
-    ) -> tuple[np.ndarray, dict[str, Any]]:
-        """Returns the observation, and what `info` has of numbers beyond its bounds."""
-        leaves = list(_leaves(self.task, self.original_space, observation))
-        for name, space, leaf in leaves:
-            _check(self.task, name, space, leaf, is_image=self.image is not None)
-        if self.image is not None:
+    ) -> tuple[Observation, dict[str, Any]]:
+        """Returns the observation, and what `info` has of numbers beyond its bounds, and notes."""
+        parts: dict[str, Any] = {}
+        if self.images:
+            parts[FRAMES] = self._frame(observation)
+        found = [(path, space, self._value_at(observation, path)) for path, space in self.number_leaves]
+        if found:
+            parts[NUMBERS] = self._numbers(found)
+        notes = self._beyond_bounds(found)
+        if self.is_masked:
+            parts[MASK], of_mask = self._mask(observation if self._masks_are_observed else info, is_over)
+            return parts, notes | of_mask
+        late = "info has an action_mask, which is ignored: reset gave none; give it there, too"
+        return joined(parts), notes | (self._note(LATE_MASK, late) if self.num_actions and ACTION_MASK in info else {})
+
+    def _value_at(self, observation: Any, path: tuple[str | int, ...]) -> Any:
+        for depth, key in enumerate(path):
             try:
-                return self.image.frames(np.asarray(observation)), {}
+                observation = observation[key]
+            except (KeyError, IndexError):
+                what = f"an observation{_name(path[:depth])} without {key}"
+                raise BrokenEnvironment(f"environment.task={self.task}: it returned {what}") from None
+        return observation
+
+    def _frame(self, observation: Any) -> np.ndarray:
+        """Returns the images of an observation as one frame, uint8."""
+        frames = []
+        for image, space in zip(self.images, self._image_spaces, strict=True):
+            value = self._value_at(observation, image.path)
+            _check(self.task, _name(image.path), space, value, is_image=True)
+            try:
+                frames.append(image.frames(np.asarray(value)))
             except ValueError as error:
                 raise BrokenEnvironment(f"environment.task={self.task}: it returned {error}") from None
-        vector = _vector(self.original_space, observation)
-        if not np.isfinite(vector).all():
-            name = next(name for name, space, leaf in leaves if not np.isfinite(_vector(space, leaf)).all())
-            what = f"an observation{name} that is not finite as float32"
-            raise BrokenEnvironment(f"environment.task={self.task}: it returned {what}")
-        beyond = self._beyond_bounds(leaves)
-        if not self.is_masked:
-            late = "info has an action_mask, which is ignored: reset gave none; give it there, too"
-            return vector, beyond | (self._note(LATE_MASK, late) if self.num_actions and ACTION_MASK in info else {})
-        source = observation if self._masks_are_observed else info
-        flat = f"an action_mask of {self.num_actions} numbers is read as one of combinations, not of each part"
-        fits_both = len(self._counts) > 1 and sum(self._counts) == self.num_actions
-        is_flat = fits_both and not isinstance(given := source.get(ACTION_MASK, 0), tuple) and np.ndim(given) == 1
-        noted = self._note(FLAT_MASK, f"{flat}; give a tuple of arrays for that") if is_flat else {}
-        return np.concatenate([vector, self._mask(source, is_over)]), beyond | noted
+        return np.asarray(frames_of(self.images, frames))
 
-    def _beyond_bounds(self, leaves: list[tuple[str, spaces.Space[Any], Any]]) -> dict[str, Any]:
-        for name, space, leaf in leaves:
+    def _numbers(self, found: list[tuple[tuple[str | int, ...], Any, Any]]) -> np.ndarray:
+        """Returns the parts of an observation that are no images as one vector, float32[D]."""
+        vectors = []
+        for path, space, value in found:
+            _check(self.task, _name(path), space, value, is_image=False)
+            with np.errstate(over="ignore"):  # a number that is too large becomes infinite
+                vectors.append(np.asarray(spaces.flatten(space, value), np.float32))
+            if not np.isfinite(vectors[-1]).all():
+                what = f"an observation{_name(path)} that is not finite as float32"
+                raise BrokenEnvironment(f"environment.task={self.task}: it returned {what}")
+        return vectors[0] if len(vectors) == 1 else np.concatenate(vectors)
+
+    def _beyond_bounds(self, found: list[tuple[tuple[str | int, ...], Any, Any]]) -> dict[str, Any]:
+        for path, space, leaf in found:
             if not isinstance(space, spaces.Box):
                 continue
             array, low, high = (np.asarray(each, space.dtype).ravel() for each in (leaf, space.low, space.high))
             if (outside := np.flatnonzero((array < low) | (array > high))).size:
                 at = int(outside[0])
                 what = f"{array[at]:.8g}, beyond its bounds {low[at]:g} to {high[at]:g}"
-                line = f"number {at} of an observation{name} is {what}; it is used as it is"
+                line = f"number {at} of an observation{_name(path)} is {what}; it is used as it is"
                 return {BEYOND: 1} | self._note(BOUNDS, line)
         return {}
 
@@ -334,51 +371,41 @@ class Adapted(gymnasium.Wrapper[np.ndarray, Any, Any, Any]):
         self._noted.add(name)
         return {name: line} if is_new else {}
 
-    def _mask(self, source: Any, is_over: bool) -> np.ndarray:
-        """Returns the action mask, float32[n]; all ones if the game is over, because no action follows."""
+    def _mask(self, source: Any, is_over: bool) -> tuple[np.ndarray, dict[str, str]]:
+        """Returns the mask, uint8[A], and a note; all ones if the game is over, because no action follows."""
+        flat = f"an action_mask of {self.num_actions} numbers is read as one of combinations, not of each part"
+        fits_both = len(self._counts) > 1 and sum(self._counts) == self.num_actions
+        is_flat = fits_both and not isinstance(given := source.get(ACTION_MASK, 0), tuple) and np.ndim(given) == 1
+        note = self._note(FLAT_MASK, f"{flat}; give a tuple of arrays for that") if is_flat else {}
         if is_over:
-            return np.ones(self.num_actions, np.float32)
+            return np.ones(self.num_actions, np.uint8), note
         what, fix = "an action_mask without a valid action", "set one of its elements to 1, or return terminated"
         try:
             valid = valid_actions(source[ACTION_MASK], self._counts)
             if valid.shape != (self.num_actions,):
                 raise ValueError(f"{valid.dtype}{list(valid.shape)}")
             if valid.any():
-                return valid.astype(np.float32)
+                return valid.astype(np.uint8), note
         except (KeyError, ValueError) as error:
             what = f"{error} as action_mask" if ACTION_MASK in source else "no action_mask"
             fix = f"give {self.num_actions} numbers at each reset and step, 1 for a valid action, 0 for another"
         raise BrokenEnvironment(f"environment.task={self.task}: it returned {what}; {fix}")
 
 
-def _vector_shape(task: str, space: spaces.Space[Any]) -> tuple[int, ...]:
-    """Returns the shape of flattened observations. Raises UsageError for a space whose observations vary in size."""
+def _name(path: tuple[str | int, ...]) -> str:
+    """Returns a path as it is written in Python, such as [arm][0]."""
+    return "".join(f"[{key}]" for key in path)
+
+
+def _vector_size(task: str, space: spaces.Space[Any]) -> int:
+    """Returns the size of flattened observations. Raises UsageError for a space whose observations vary in size."""
     with contextlib.suppress(NotImplementedError):  # a space of another package
         vector = spaces.flatten_space(space)
         if isinstance(vector, spaces.Box):
-            return vector.shape
+            return vector.shape[0]
     what = f"no vector can be made of its observations, {one_line(space)}"
     fix = "wrap it in one that returns arrays: minigrid's ImgObsWrapper, gymnasium.wrappers.FilterObservation"
     raise UsageError(f"environment.task={task}: {what}; {fix} or TransformObservation")
-
-
-def _leaves(
-    task: str, space: spaces.Space[Any], observation: Any, name: str = ""
-) -> Iterator[tuple[str, spaces.Space[Any], Any]]:
-    """Yields the parts of an observation that have no parts themselves: their name, such as [a][0], space and value."""
-    if not isinstance(space, spaces.Dict | spaces.Tuple):
-        yield name, space, observation
-        return
-    for key, part in space.items() if isinstance(space, spaces.Dict) else enumerate(space.spaces):
-        if key not in (observation if isinstance(space, spaces.Dict) else range(len(observation))):
-            raise BrokenEnvironment(f"environment.task={task}: it returned an observation{name} without {key}")
-        yield from _leaves(task, part, observation[key], f"{name}[{key}]")
-
-
-def _vector(space: spaces.Space[Any], observation: Any) -> np.ndarray:
-    """Returns an observation as float32[D]; a number that is too large becomes infinite."""
-    with np.errstate(over="ignore"):
-        return np.asarray(spaces.flatten(space, observation), np.float32)
 
 
 def _check(task: str, name: str, space: spaces.Space[Any], observation: Any, is_image: bool) -> None:

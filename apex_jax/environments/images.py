@@ -2,60 +2,77 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from gymnasium import spaces
 
-from apex_jax.environments.task import one_line
+from apex_jax.environments.task import Leaf, one_line
 from apex_jax.host.errors import UsageError
-from apex_jax.types import ImageSpec
+from apex_jax.types import ImageSpec, frame_shape_of
 
 KEY = "environment.observation_layout"
 USUAL_BOUNDS = ((0, 1), (0, 255))
 LEAST_SIDE = 16  # of images that are not uint8; smaller arrays are more often tables
 
 
-def image_spec(task: str, space: spaces.Space[Any], layout: str = "auto") -> ImageSpec | None:
-    """Returns how the observations of a space are read as images; None if they become vectors.
+def image_specs(task: str, leaves: Sequence[Leaf], layout: str = "auto") -> tuple[ImageSpec, ...]:
+    """Returns the parts of an observation that are read as images; the others become one vector.
 
-    `layout`: `environment.observation_layout`. Raises UsageError if the space has no such layout.
+    `leaves`: of its space. Of a `Dict` or `Tuple`, those are images that have the sides of the largest one. `layout`:
+    `environment.observation_layout`. Raises UsageError if there is no image of such a layout.
     """
-    if layout == "vector" or (layout == "auto" and not _looks_like_images(space)):
-        return None
-    if not isinstance(space, spaces.Box) or not (layout == "auto" or len(layout) == len(space.shape)):
-        raise UsageError(f"{KEY}={layout}: environment.task={task} returns {one_line(space)}; set {KEY}=auto or vector")
+    is_nested, is_named = len(leaves) != 1 or leaves[0][0] != (), layout not in ("auto", "vector")
+    looks = _looks_like_large_images if is_nested else _looks_like_images
+    found = [leaf for leaf in leaves if layout != "vector" and (looks(leaf[1]) or (is_named and not is_nested))]
+    if is_named and not any(len(space.shape or ()) == len(layout) for _, space in found):
+        returned = ", ".join(one_line(space) for _, space in leaves)
+        raise UsageError(f"{KEY}={layout}: environment.task={task} returns {returned}; set {KEY}=auto or vector")
+    images = [_image_spec(task, *leaf, layout) for leaf in found]
+    sides = max((image.frame_shape[:2] for image in images), default=(), key=math.prod)
+    return tuple(image for image in images if image.frame_shape[:2] == sides)
+
+
+def _image_spec(task: str, path: tuple[str | int, ...], space: Any, layout: str) -> ImageSpec:
+    if layout == "auto" or len(space.shape) != len(layout):
+        layout = _layout(space.shape)
     low, high = float(space.low.min()), float(space.high.max())
     if not (np.isfinite([low, high]).all() and low < high):
         what = f"{KEY}={layout}: environment.task={task} returns {one_line(space)}, whose elements have no bounds"
         raise UsageError(f"{what}; wrap it in gymnasium.wrappers.TransformObservation with a Box from 0 to 1")
-    return ImageSpec(space.shape, str(space.dtype), layout if layout != "auto" else _layout(space.shape), low, high)
+    return ImageSpec(space.shape, str(space.dtype), layout, low, high, path)
 
 
-def reading(task: str, space: spaces.Space[Any], image: ImageSpec | None, size: int) -> str:
-    """Returns one line that describes how observations are read; `size`: the number of elements of a vector."""
-    if image is None:
-        return f"observations of {task}, {one_line(space)}, are read as vectors of {size:,} numbers ({KEY}=vector)"
-    height, width, channels = (*image.frame_shape, 1)[:3]
-    what = f"images of {height} x {width} pixels with {channels} channel{'s' * (channels != 1)}"
-    return f"observations of {task}, {one_line(space)}, are read as {what} ({KEY}={image.layout})"
+def reading(task: str, space: spaces.Space[Any], images: Sequence[ImageSpec], vector_size: int, mask_size: int) -> str:
+    """Returns one line that describes how observations are read; see `task.observation_space`."""
+    texts = []
+    if images:
+        height, width, channels = (*frame_shape_of(images), 1)[:3]
+        names = ", ".join(_name(image.path) for image in images if image.path)
+        layouts = " ".join(dict.fromkeys(image.layout for image in images))
+        what = f"images of {height} x {width} pixels with {channels} channel{'s' * (channels != 1)}"
+        texts.append(f"{what} ({', '.join(filter(None, (names, f'{KEY}={layouts}')))})")
+    if vector_size or not images:
+        texts.append(f"vectors of {vector_size:,} number{'s' * (vector_size != 1)}" + f" ({KEY}=vector)" * (not images))
+    if mask_size:
+        texts.append(f"{mask_size} numbers that say which actions are valid")
+    return f"observations of {task}, {one_line(space)}, are read as {', and '.join(texts)}"
 
 
-def caution(task: str, space: spaces.Space[Any], path: str = "") -> str:
-    """Returns a warning if a part of nested observations, which become one vector, looks like an image; else empty.
+def caution(task: str, leaves: Sequence[Leaf], images: Sequence[ImageSpec]) -> str:
+    """Returns a warning if an image becomes a part of the vector because its sides are not those of the others."""
+    for path, space in leaves if images else ():
+        if _looks_like_large_images(space) and all(path != image.path for image in images):
+            what = f"{_name(path)}, {one_line(space)}, is read as {math.prod(space.shape or ()):,} numbers"
+            fix = "resize them to one size in a gymnasium.ObservationWrapper"
+            return f"environment.task={task}: its part {what}, not as an image; {fix}"
+    return ""
 
-    `path`: that leads to the space, such as ['arm'][0].
-    """
-    if not isinstance(space, spaces.Dict | spaces.Tuple):
-        return ""
-    members = list(space.items() if isinstance(space, spaces.Dict) else enumerate(space.spaces))
-    for key, part in members:
-        shape = part.shape or ()
-        if _looks_like_images(part) and min(shape[axis] for axis in _sides(shape)) >= LEAST_SIDE:
-            what = f"its part {key}, {one_line(part)}, is read as {int(np.prod(shape)):,} numbers, not as an image"
-            alone = f"TransformObservation(env, lambda x: x{path}[{key!r}], env.observation_space{path}[{key!r}])"
-            return f"environment.task={task}: {what}; to learn from it alone: gymnasium.wrappers.{alone}"
-    return next(filter(None, (caution(task, part, f"{path}[{key!r}]") for key, part in members)), "")
+
+def _name(path: tuple[str | int, ...]) -> str:
+    return "/".join(map(str, path))
 
 
 def picture(rendered: Any) -> np.ndarray | None:
@@ -77,6 +94,11 @@ def _looks_like_images(space: spaces.Space[Any]) -> bool:
         return False
     bounds, sides = (space.low.min(), space.high.max()), _sides(space.shape)
     return space.dtype == np.uint8 or (bounds in USUAL_BOUNDS and min(space.shape[i] for i in sides) >= LEAST_SIDE)
+
+
+def _looks_like_large_images(space: spaces.Space[Any]) -> bool:
+    shape = space.shape or ()
+    return _looks_like_images(space) and min(shape[axis] for axis in _sides(shape)) >= LEAST_SIDE
 
 
 def _layout(shape: tuple[int, ...]) -> str:

@@ -2,12 +2,14 @@
 
 The function is called with `environment.settings` and returns an object with
 
-    observation_space, action_space   spaces of Gymnasium: a Box; Discrete, or a Box of one axis with finite bounds
+    observation_space, action_space   spaces of Gymnasium: a Box, or a Dict or Tuple of Box, Discrete, MultiBinary;
+                                      Discrete, or a Box of one axis with finite bounds
     reset(key)                        returns observation, state
     step(key, state, action)          returns observation, state, reward, terminated, truncated, info
 
 `reset` and `step` are pure functions for one environment, and are compiled: `state` is any pytree of arrays, which
-keeps its shapes and dtypes. `info` is a dict, of which `metrics.info` names the numbers that become curves. A method
+keeps its shapes and dtypes. `info` is a dict, of which `metrics.info` names the numbers that become curves. The key
+`action_mask` of a Dict of observations has a number for each action and says which are valid. A method
 `render(state)`, which is not compiled, may return uint8[height, width, 3] for the video; without one, the video shows
 observations that are images.
 """
@@ -26,14 +28,26 @@ import numpy as np
 from gymnasium import spaces
 
 from apex_jax.config import Config
-from apex_jax.config.rules import check_convolutions
 from apex_jax.environments.gymnasium_tasks import BrokenEnvironment
-from apex_jax.environments.images import image_spec, picture, reading
-from apex_jax.environments.task import action_bounds, action_of, environment_spec, one_line
+from apex_jax.environments.images import caution, image_specs, picture, reading
+from apex_jax.environments.task import Leaf, action_bounds, action_of, environment_spec, leaves_of, one_line, parts_of
 from apex_jax.host.errors import UsageError, first_line
 from apex_jax.host.program import installing
 from apex_jax.host.user_code import imported_names, reported
-from apex_jax.types import ACTION_MASK, EnvironmentSpec, Part
+from apex_jax.types import (
+    ACTION_MASK,
+    FRAMES,
+    MASK,
+    NUMBERS,
+    EnvironmentSpec,
+    ImageSpec,
+    Observation,
+    frame_shape_of,
+    frames_of,
+    joined,
+    map_parts,
+    named_parts,
+)
 
 FRAMES_PER_SECOND = 15.0  # of the video: most of these games are slow
 PICTURE_SIZE = 160  # least pixels of a side of the video
@@ -44,9 +58,9 @@ STEP_RETURNS = ("observation", "state", "reward", "terminated", "truncated", "in
 class Played(NamedTuple):
     """An environment after its last step: what a `types.Step` holds, and what the next step needs."""
 
-    frame: jax.Array  # frame_dtype[*O]
+    observation: Any  # [F, *O], or a dict of its parts
     reward: jax.Array  # float32[]
-    first: jax.Array  # bool[], an episode starts with this frame; the last action was ignored
+    first: jax.Array  # bool[], an episode starts with this observation; the last action was ignored
     terminated: jax.Array  # bool[]
     truncated: jax.Array  # bool[]
     info: jax.Array  # float32[K], see `types.Step`
@@ -63,29 +77,43 @@ class JaxEnvironment:
         """`max_steps`: of an episode, beside the environment's own limit. Raises as `describe`."""
         self._task, self._info, self._max_steps = config.environment.task, config.metrics.info, max_steps
         self._environment = _made(config)
-        observation, self._action = self._environment.observation_space, self._environment.action_space
-        if not isinstance(observation, spaces.Box) or not isinstance(self._action, spaces.Box | spaces.Discrete):
-            what = f"its spaces are {one_line(observation)} and {one_line(self._action)}"
-            raise UsageError(f"environment.task={self._task}: {what}; a JAX environment has a Box, and Box or Discrete")
+        space, self._action = self._environment.observation_space, self._environment.action_space
+        self._is_masked = isinstance(space, spaces.Dict) and ACTION_MASK in space.spaces
+        if isinstance(space, spaces.Dict):
+            space = spaces.Dict({key: part for key, part in space.items() if key != ACTION_MASK})
+        self._leaves = leaves_of(space)
+        is_known = all(isinstance(leaf, spaces.Box | spaces.Discrete | spaces.MultiBinary) for _, leaf in self._leaves)
+        if not is_known or not isinstance(self._action, spaces.Box | spaces.Discrete):
+            what = f"its spaces are {one_line(space)} and {one_line(self._action)}"
+            fix = "a JAX environment has Box, Discrete or a Dict of them, and Box or Discrete"
+            raise UsageError(f"environment.task={self._task}: {what}; {fix}")
         self._action_of = action_of(self._task, self._action, is_bounded=True)
         self.no_action: np.ndarray = np.zeros_like(self._action.sample())
-        self._image = image_spec(self._task, observation, config.environment.observation_layout)
-        self.description = self._description(config, observation)
+        self._images = image_specs(self._task, self._leaves, config.environment.observation_layout)
+        self.description = self._description(config, space)
+        self._parts = self.description.spec.observation
         self._check()
 
-    def _description(self, config: Config, observation: spaces.Box) -> EnvironmentSpec:
-        if (config.environment.frame_stack, config.environment.frame_skip) != (1, 1):
-            fix = "set environment.frame_stack=1 environment.frame_skip=1, or leave them and --config out"
-            raise UsageError(f"environment.task={self._task}: no frames are stacked or skipped in JAX; {fix}")
-        size = int(np.prod(observation.shape))
-        line = reading(self._task, observation, self._image, size)
-        rate = FRAMES_PER_SECOND if self._image is not None or hasattr(self._environment, "render") else None
-        about: dict[str, Any] = {"frames_per_second": rate, "image": self._image, "reading": line}
-        if self._image is None:
-            parts = (Part((), tuple(map(int, observation.shape))),)
-            return environment_spec(config, (size,), "float32", self._action_of, parts, **about)
-        check_convolutions(config.network, min(self._image.frame_shape[:2]))
-        return environment_spec(config, self._image.frame_shape, "uint8", self._action_of, None, **about)
+    def _description(self, config: Config, space: spaces.Space[Any]) -> EnvironmentSpec:
+        if config.environment.frame_skip != 1:
+            fix = "set environment.frame_skip=1, or leave it and --config out"
+            raise UsageError(f"environment.task={self._task}: no frames are skipped in JAX; {fix}")
+        parts, masks = parts_of(self._number_leaves), self._action_of.spec.num_actions if self._is_masked else 0
+        size = sum(spaces.flatdim(leaf) for _, leaf in self._number_leaves)
+        rate = FRAMES_PER_SECOND if self._images or hasattr(self._environment, "render") else None
+        about: dict[str, Any] = {
+            "images": self._images,
+            "frames_per_second": rate,
+            "reading": reading(self._task, space, self._images, size, masks),
+            "caution": caution(self._task, self._leaves, self._images),
+        }
+        of_agent = self._action_of, parts, self._is_masked
+        return environment_spec(config, frame_shape_of(self._images), size, *of_agent, **about)
+
+    @property
+    def _number_leaves(self) -> list[Leaf]:
+        of_images = [image.path for image in self._images]
+        return [leaf for leaf in self._leaves if leaf[0] not in of_images]
 
     def _check(self) -> None:
         """Traces a reset and a step. Raises BrokenEnvironment, with the user's line, if they do not fit together."""
@@ -119,19 +147,28 @@ class JaxEnvironment:
         no, none = jnp.zeros((), bool), jnp.full(len(self._info), jnp.nan, jnp.float32)
         state = jax.tree.map(lambda leaf: jax.lax.convert_element_type(leaf, jnp.result_type(leaf)), state)
         counts = jnp.int32(0), key, calls + 1
-        return Played(self._frame(observation), self._reward(0, observation), ~no, no, no, none, state, *counts)
+        stacks = map_parts(
+            lambda part, newest: jnp.repeat(newest[None], part.stack, axis=0), self._parts, self._newest(observation)
+        )
+        return Played(stacks, self._reward(0, observation), ~no, no, no, none, state, *counts)
 
     def _step(self, played: Played, action: jax.Array) -> Played:
         key = jax.random.fold_in(played.key, played.calls)
         observation, state, reward, terminated, truncated, info = self._environment.step(key, played.state, action)
         if ACTION_MASK in (info or {}):
-            raise TypeError("info has an action_mask, which environments written in JAX cannot have; leave it out")
+            what = "info has an action_mask, which is a key of the observation in environments written in JAX"
+            raise TypeError(f"{what}; give it and its space there, in a Dict")
         steps = played.steps + 1
         flags = (jnp.asarray(flag).astype(bool).reshape(()) for flag in (terminated, truncated))
         terminated, truncated = flags
         numbers = [jnp.asarray(info.get(name, jnp.nan), jnp.float32).reshape(()) for name in self._info]
+        stacks = map_parts(
+            lambda stack, newest: jnp.concatenate([stack[1:], newest[None]]),
+            played.observation,
+            self._newest(observation),
+        )
         return Played(
-            self._frame(observation),
+            stacks,
             self._reward(reward, observation),
             jnp.zeros((), bool),
             terminated,
@@ -143,30 +180,33 @@ class JaxEnvironment:
             played.calls + 1,
         )
 
-    def _reward(self, reward: Any, observation: jax.Array) -> jax.Array:
+    def _reward(self, reward: Any, observation: Any) -> jax.Array:
         """Returns the reward; NaN, which ends the run, if an image of floats is not finite: its frame has no NaN."""
         reward = jnp.asarray(reward, jnp.float32).reshape(())
-        if self._image is None or not jnp.issubdtype(observation.dtype, jnp.floating):
-            return reward
-        return jnp.where(jnp.isfinite(observation).all(), reward, jnp.nan)
+        for image in self._images:
+            pixels = _value_at(observation, image.path)
+            if jnp.issubdtype(pixels.dtype, jnp.floating):
+                reward = jnp.where(jnp.isfinite(pixels).all(), reward, jnp.nan)
+        return reward
 
-    def _frame(self, observation: jax.Array) -> jax.Array:
-        """Returns an observation as a frame: a vector, or an image of uint8; elements beyond its bounds are clipped."""
-        if jnp.shape(observation) != self._environment.observation_space.shape:
-            shapes = f"shape {jnp.shape(observation)}, its space {self._environment.observation_space.shape}"
-            raise TypeError(f"the observation has {shapes}")
-        image = self._image
-        if image is None:
-            return jnp.asarray(observation, jnp.float32).reshape(-1)
-        order = sorted(range(len(image.shape)), key=lambda axis: "HWC".index(image.layout[axis]))
-        frame = jnp.transpose(observation, order).reshape(image.frame_shape)
-        if (image.dtype, image.low, image.high) == ("uint8", 0, 255):
-            if frame.dtype != jnp.uint8:
-                cast = "return it as observation.astype(jnp.uint8), or give the space its dtype and bounds"
-                raise TypeError(f"the observation is an image of {frame.dtype}, its space has uint8; {cast}")
-            return frame
-        levels = jnp.rint((frame.astype(jnp.float32) - image.low) * (255 / (image.high - image.low)))
-        return jnp.clip(levels, 0, 255).astype(jnp.uint8)
+    def _newest(self, observation: Any) -> Any:
+        """Returns the parts of an observation: a frame of uint8, a vector and a mask, those that it has."""
+        for path, space in self._leaves:
+            if jnp.shape(value := _value_at(observation, path)) != space.shape:
+                name = "".join(f"[{key}]" for key in path)
+                raise TypeError(f"the observation{name} has shape {jnp.shape(value)}, its space {space.shape}")
+        parts = {}
+        if self._images:
+            parts[FRAMES] = frames_of(self._images, [_frame(image, observation) for image in self._images], jnp)
+        if self._number_leaves:
+            vectors = [_vector(space, _value_at(observation, path)) for path, space in self._number_leaves]
+            parts[NUMBERS] = vectors[0] if len(vectors) == 1 else jnp.concatenate(vectors)
+        if self._is_masked:
+            mask = jnp.asarray(observation[ACTION_MASK])
+            if mask.shape != (self._action_of.spec.num_actions,):
+                raise TypeError(f"action_mask has shape {mask.shape}, not ({self._action_of.spec.num_actions},)")
+            parts[MASK] = (mask != 0).astype(jnp.uint8)
+        return joined(parts)
 
     def scaled(self, action: jax.Array) -> jax.Array:
         """Returns an agent's action, int32 or float32[A] in [-1, 1], as one of the action space."""
@@ -175,26 +215,27 @@ class JaxEnvironment:
         low, high = action_bounds(self._action)
         return (low + (action + 1) / 2 * (high - low)).astype(self._action.dtype)
 
-    def resets_with(self, key: jax.Array, frame: np.ndarray) -> bool:
-        """Returns whether `reset` gives a frame with the key of a step, or with the half of it that gymnax takes."""
-        frames = (self._frame(self._environment.reset(each)[0]) for each in (key, jax.random.split(key)[1]))
-        return any(np.array_equal(first, frame) for first in frames)
+    def resets_with(self, key: jax.Array, observation: Any) -> bool:
+        """Returns whether `reset` gives this observation with the key of a step, or with the half that gymnax takes."""
+        seen = jax.tree.map(lambda stack: stack[-1], observation)
+        first = (self._newest(self._environment.reset(each)[0]) for each in (key, jax.random.split(key)[1]))
+        return any(all(jax.tree.leaves(jax.tree.map(np.array_equal, each, seen))) for each in first)
 
     def wrong_levels(self, key: jax.Array) -> str:
         """Returns a warning if a first observation, an image, exceeds the bounds by which its levels are scaled."""
-        if self._image is None:
-            return ""
-        observation, low, high = self._environment.reset(key)[0], self._image.low, self._image.high
-        if low <= (least := observation.min()) and (most := observation.max()) <= high:
-            return ""
-        what = f"an image has numbers from {least:g} to {most:g}, its observation_space {low:g} to {high:g}"
-        return f"{what}; those beyond are read as the nearest bound; correct the space"
+        observation = self._environment.reset(key)[0]
+        for image in self._images:
+            pixels, low, high = _value_at(observation, image.path), image.low, image.high
+            if not (low <= (least := pixels.min()) and (most := pixels.max()) <= high):
+                what = f"an image has numbers from {least:g} to {most:g}, its observation_space {low:g} to {high:g}"
+                return f"{what}; those beyond are read as the nearest bound; correct the space"
+        return ""
 
     def render(self, played: Played) -> np.ndarray | None:
         """Returns a picture of one environment, uint8[height, width, 3]; None if what it renders is no picture."""
         if hasattr(self._environment, "render"):
             return picture(self._environment.render(played.state))
-        frame = np.asarray(played.frame)
+        frame = np.asarray(named_parts(played.observation)[FRAMES])[-1]
         frame = frame if frame.ndim == 3 else frame[..., None]
         if frame.shape[2] not in (1, 3):  # each channel shows where something is
             shown = np.zeros((*frame.shape[:2], 3), np.uint8)
@@ -203,6 +244,36 @@ class JaxEnvironment:
             frame = shown
         scale = -(-PICTURE_SIZE // max(frame.shape[:2]))
         return np.broadcast_to(frame, (*frame.shape[:2], 3)).repeat(scale, axis=0).repeat(scale, axis=1)
+
+
+def _value_at(observation: Any, path: tuple[str | int, ...]) -> Any:
+    """Returns the part of an observation at a path. Raises TypeError if there is none."""
+    for key in path:
+        try:
+            observation = observation[key]
+        except (KeyError, IndexError):
+            raise TypeError(f"the observation has no {key}, which its space has") from None
+    return observation
+
+
+def _frame(image: ImageSpec, observation: Any) -> jax.Array:
+    """Returns an image of an observation as a frame of uint8; elements beyond its bounds are clipped."""
+    order = sorted(range(len(image.shape)), key=lambda axis: "HWC".index(image.layout[axis]))
+    frame = jnp.transpose(_value_at(observation, image.path), order).reshape(image.frame_shape)
+    if (image.dtype, image.low, image.high) == ("uint8", 0, 255):
+        if frame.dtype != jnp.uint8:
+            cast = "return it as observation.astype(jnp.uint8), or give the space its dtype and bounds"
+            raise TypeError(f"the observation is an image of {frame.dtype}, its space has uint8; {cast}")
+        return frame
+    levels = jnp.rint((frame.astype(jnp.float32) - image.low) * (255 / (image.high - image.low)))
+    return jnp.clip(levels, 0, 255).astype(jnp.uint8)
+
+
+def _vector(space: spaces.Space[Any], value: Any) -> jax.Array:
+    """Returns a part of an observation as float32[D], as `gymnasium.spaces.flatten` does."""
+    if isinstance(space, spaces.Discrete):
+        return jax.nn.one_hot(value - space.start, int(space.n))
+    return jnp.asarray(value, jnp.float32).reshape(-1)
 
 
 def _can_be(value: Any, dtype: Any) -> bool:
@@ -263,7 +334,7 @@ class _Gymnax:
 # JAX environments behind the interface of EnvPool's pools, for the evaluator; actors use `workers.actor` ------------
 
 
-Result = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, dict[str, np.ndarray]]
+Result = tuple[Observation, np.ndarray, np.ndarray, np.ndarray, dict[str, np.ndarray]]
 
 
 class JaxPool:
@@ -303,16 +374,17 @@ class JaxPool:
         self._ready += [group for group in self._groups if is_sent[group[0]]]
 
     def recv(self) -> Result:
-        """Returns the next group: observations [A, 1, *O], rewards, terminated, truncated, infos."""
+        """Returns the next group: observations [A, F, *O], rewards, terminated, truncated, infos."""
         ids = self._ready.popleft()
-        rows = (self._played.frame, self._played.reward, self._played.terminated, self._played.truncated)
-        frame, reward, terminated, truncated = (np.asarray(row)[ids] for row in rows)
+        rows = (self._played.reward, self._played.terminated, self._played.truncated)
+        reward, terminated, truncated = (np.asarray(row)[ids] for row in rows)
+        observation = map_parts(lambda part: np.asarray(part)[ids], self._played.observation)
         if not np.isfinite(reward).all():
             raise BrokenEnvironment(
                 f"environment.task={self._task}: it returned a reward or an image that is not finite"
             )
         numbers = dict(zip(self._info, np.asarray(self._played.info)[ids].T, strict=True))
-        return frame[:, None], reward, terminated, truncated, {"env_id": ids.astype(np.int32), **numbers}
+        return observation, reward, terminated, truncated, {"env_id": ids.astype(np.int32), **numbers}
 
     def render(self) -> tuple[np.ndarray | None]:
         """Returns the picture of environment 0, uint8[height, width, 3]."""

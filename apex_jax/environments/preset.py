@@ -62,10 +62,13 @@ def preset_of(given: Mapping[str, Any]) -> Preset:
             raise
         settings["environment.observation_layout"] = "vector"  # which a board with an action mask needs
         spec = _described(dataclasses.replace(environment, observation_layout="vector"), given.get("seed", 1)).spec
-    seen = "images" if spec.frame_dtype == "uint8" else "numbers"
+    seen = "images" if spec.has_images else "numbers"
     size = " x ".join(map(str, spec.frame_shape))
+    beside = f" and {spec.numbers} numbers" if spec.numbers else ""
     if seen == "images" and is_auto and min(spec.frame_shape[:2]) < LEAST_SIDE:
         seen, settings["environment.observation_layout"] = "numbers", "vector"
+    if spec.numbers:
+        settings["network.normalize_observations"] = True
     is_discrete = spec.action.dtype == "int32"
     action = f"{spec.action.num_actions} choices" if is_discrete else f"{spec.action.shape[0]} numbers"
     config = OF_KIND[seen, action.partition(" ")[2]]
@@ -74,7 +77,7 @@ def preset_of(given: Mapping[str, Any]) -> Preset:
         if is_limited
         else f", for {MINUTES:g} minutes; give --config or a limit for others"
     )
-    why = f"{task}: observations are {size} {seen}, actions {action}, so --config {config}{end}"
+    why = f"{task}: observations are {size} {seen}{beside}, actions {action}, so --config {config}{end}"
     return Preset(config, settings, why)
 
 

@@ -4,15 +4,27 @@ from __future__ import annotations
 
 import math
 import textwrap
-from typing import Any, NamedTuple
+from collections.abc import Iterable
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Tuple
 
 from apex_jax.config import Config
+from apex_jax.config.rules import check_convolutions
 from apex_jax.host.errors import UsageError
 from apex_jax.segment_codec import max_slots
-from apex_jax.types import MAX_SEGMENT_BYTES, ActionSpec, EnvironmentSpec, Part, SegmentSpec
+from apex_jax.types import (
+    FRAMES,
+    MASK,
+    MAX_SEGMENT_BYTES,
+    NUMBERS,
+    ActionSpec,
+    EnvironmentSpec,
+    Part,
+    SegmentSpec,
+    joined,
+)
 
 UNBOUNDED = 1e6  # of an element of an action, see `action_bounds`
 MOST_COMBINATIONS = 256  # of an action of several discrete parts; each is an output of the network
@@ -21,7 +33,7 @@ MOST_COMBINATIONS = 256  # of an action of several discrete parts; each is an ou
 def environment_spec(
     config: Config,
     frame_shape: tuple[int, ...],
-    frame_dtype: str,
+    vector_size: int,
     action: Action,
     parts: tuple[Part, ...] | None,
     is_masked: bool = False,
@@ -29,13 +41,16 @@ def environment_spec(
 ) -> EnvironmentSpec:
     """Returns the description of the run's task.
 
-    `frame_shape`: (height, width) or (height, width, colours) of pixels, or (D,) of a vector; `frame_dtype`: "uint8" of
-    pixels, "float32" of a vector; `about`: other fields of `EnvironmentSpec`. Raises UsageError if a segment is too
-    large for one message.
+    `frame_shape`: (height, width) or (height, width, channels) of images, () if there are none; `vector_size`: numbers
+    of the vector, 0 if there is none; `about`: other fields of `EnvironmentSpec`. Raises UsageError if a segment is too
+    large for one message, or if the network's convolutions do not fit on the images.
     """
     environment, slots = config.environment, config.actor.segment_slots
-    of_frames, of_agent = (frame_shape, frame_dtype, environment.frame_stack), action.spec._replace(is_masked=is_masked)
-    spec = SegmentSpec(*of_frames, slots, config.algorithm.n_step, of_agent)
+    if frame_shape:
+        check_convolutions(config.network, min(frame_shape[:2]))
+    main = (frame_shape, "uint8") if frame_shape else ((vector_size,), "float32")
+    of_agent, beside = action.spec._replace(is_masked=is_masked), vector_size if frame_shape else 0
+    spec = SegmentSpec(*main, environment.frame_stack, slots, config.algorithm.n_step, of_agent, beside)
     if slots > (most := max_slots(spec)):
         raise UsageError(
             f"actor.segment_slots={slots}: must be at most {most}, with environment.task={environment.task},"
@@ -62,9 +77,19 @@ def action_of(task: str, space: Any, is_bounded: bool = False) -> Action:
     if spec.dtype == "float32":
         low, high = (tuple(bound.tolist()) for bound in action_bounds(space))
         return Action(spec, {**fields, "low": low, "high": high})
-    [part] = parts_of(space) or ()
-    of_part = {"action_part": part} if isinstance(space, MultiDiscrete) else {"first_action": part.starts[0]}
-    return Action(spec, {**fields, **of_part})
+    choices = choices_of(space)
+    of_choices = {"first_action": choices.starts[0]} if isinstance(space, Discrete) else {"action_part": choices}
+    return Action(spec, {**fields, **of_choices})
+
+
+def choices_of(space: Any) -> Part:
+    """Returns the choices of which a discrete action consists: one, or several whose combinations are the actions."""
+    part = _part_of((), space)
+    assert part is not None
+    if isinstance(space, MultiBinary):
+        size = math.prod(part.shape)
+        return part._replace(counts=(2,) * size, starts=(0,) * size)
+    return part
 
 
 def action_space(described: EnvironmentSpec) -> Any:
@@ -79,17 +104,39 @@ def action_space(described: EnvironmentSpec) -> Any:
     return Discrete(described.spec.action.num_actions, start=described.first_action, **other)
 
 
-def parts_of(space: Any, path: tuple[str | int, ...] = ()) -> tuple[Part, ...] | None:
-    """Returns the arrays of a space in the order of `gymnasium.spaces.flatten`; None if one of them is a text."""
-    if isinstance(space, Dict | Tuple):
-        members = space.items() if isinstance(space, Dict) else enumerate(space.spaces)
-        inner = [parts_of(member, (*path, key)) for key, member in members]
-        return None if None in inner else tuple(part for parts in inner for part in parts or ())
+def observation_space(frame_shape: tuple[int, ...], vector_size: int, mask_size: int) -> Any:
+    """Returns Gymnasium's space of single frames, vectors and masks; see `environment_spec`."""
+    parts: dict[str, Any] = {FRAMES: Box(0, 255, frame_shape, np.uint8)} if frame_shape else {}
+    if vector_size or not frame_shape:
+        parts[NUMBERS] = Box(-np.inf, np.inf, (vector_size,), np.float32)
+    if mask_size:
+        parts[MASK] = Box(0, 1, (mask_size,), np.uint8)
+    return Dict(parts) if len(parts) > 1 else joined(parts)
+
+
+Leaf: TypeAlias = tuple[tuple[str | int, ...], Any]  # path and space
+
+
+def leaves_of(space: Any, path: tuple[str | int, ...] = ()) -> list[Leaf]:
+    """Returns the spaces without parts in a space, with their paths, in the order of `gymnasium.spaces.flatten`."""
+    if not isinstance(space, Dict | Tuple):
+        return [(path, space)]
+    members = space.items() if isinstance(space, Dict) else enumerate(space.spaces)
+    return [leaf for key, member in members for leaf in leaves_of(member, (*path, key))]
+
+
+def parts_of(leaves: Iterable[Leaf]) -> tuple[Part, ...] | None:
+    """Returns the arrays of spaces without parts; None if one of them is a text."""
+    parts = [_part_of(*leaf) for leaf in leaves]
+    return None if None in parts else tuple(part for part in parts if part is not None)
+
+
+def _part_of(path: tuple[str | int, ...], space: Any) -> Part | None:
     if isinstance(space, Box | MultiBinary):
-        return (Part(path, tuple(space.shape)),)
+        return Part(path, tuple(space.shape))
     if isinstance(space, Discrete | MultiDiscrete):
         counts = np.ravel(space.nvec if isinstance(space, MultiDiscrete) else space.n)
-        return (Part(path, tuple(space.shape or ()), tuple(counts.tolist()), tuple(np.ravel(space.start).tolist())),)
+        return Part(path, tuple(space.shape or ()), tuple(counts.tolist()), tuple(np.ravel(space.start).tolist()))
     return None
 
 
@@ -97,8 +144,8 @@ def action_spec(task: str, space: Any) -> ActionSpec:
     """Returns the spec of the actions in a space of Gymnasium. Raises UsageError if no agent has such actions."""
     if isinstance(space, Discrete):
         return ActionSpec.discrete(int(space.n))
-    if isinstance(space, MultiDiscrete) and task.startswith("gymnasium:"):
-        if (count := math.prod(np.ravel(space.nvec).tolist())) > MOST_COMBINATIONS:
+    if isinstance(space, MultiDiscrete | MultiBinary) and task.startswith("gymnasium:"):
+        if (count := math.prod(choices_of(space).counts)) > MOST_COMBINATIONS:
             what = f"its actions, {one_line(space)}, have {count:,} combinations, must be at most {MOST_COMBINATIONS}"
             raise UsageError(f"environment.task={task}: {what}; leave some out in a gymnasium.ActionWrapper")
         return ActionSpec.discrete(count)

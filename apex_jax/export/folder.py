@@ -23,11 +23,11 @@ from apex_jax.export.model_card import model_card, task_name
 from apex_jax.host.disk import open_regular
 from apex_jax.host.errors import RunError, short_repr
 from apex_jax.host.program import NAME, installing
-from apex_jax.policy import Agent, Policy, load_agent
+from apex_jax.policy import Agent, load_agent
 from apex_jax.run.evaluations import best_evaluation, run_directory_of
 from apex_jax.run.params_file import metadata_of, save_params
 from apex_jax.run.provenance import PARAMS_NAME, playing_arguments, result_settings
-from apex_jax.types import SegmentSpec
+from apex_jax.types import FRAMES, NUMBERS, Observation, SegmentSpec, StackSpec, joined, map_parts
 
 RESULTS, CARD, VIDEO = "results.json", "README.md", "replay.mp4"
 
@@ -64,8 +64,9 @@ def write_files(
     if problem := write_onnx(folder / ONNX, function, like):
         notes.append(f"{ONNX} is left out: {problem}")
 
-    stacks = observations_of(agent.environment_spec.spec)
-    observations = stacks.reshape(len(stacks), *observation_shape(agent.environment_spec))
+    spec = agent.environment_spec.spec
+    stacks = observations_of(spec)
+    observations = map_parts(unstacked, spec.observation, stacks)
     expected = expected_outputs(agent, stacks)
     for name, run_file in ((STABLEHLO, run_stablehlo), (ONNX, run_onnx)):
         if (folder / name).exists():
@@ -115,12 +116,12 @@ def _copy_video(run: Path, path: Path) -> None:
 
 STABLEHLO = "policy.stablehlo"
 ONNX = "policy.onnx"
-INPUT = "observation"  # name of the input in ONNX, whose inputs are passed by name
+INPUT = "observation"  # name of the input in ONNX of one part; the names of several are FRAMES, NUMBERS and MASK
 PLATFORMS = ("cpu", "cuda")  # the StableHLO is lowered for both, which needs no GPU
 INSTALL_ONNX = installing("export")
 
 
-def write_stablehlo(path: Path, function: Any, like: jax.ShapeDtypeStruct) -> None:
+def write_stablehlo(path: Path, function: Any, like: Observation) -> None:
     """Writes a jitted function of observations as `jax.export` serializes it. Raises OSError."""
     # Without the folders of this machine, which the source locations in the file would name.
     jax.config.update("jax_hlo_source_file_canonicalization_regex", ".*/")
@@ -129,13 +130,13 @@ def write_stablehlo(path: Path, function: Any, like: jax.ShapeDtypeStruct) -> No
     path.write_bytes(exported.serialize())
 
 
-def run_stablehlo(path: Path, observations: np.ndarray) -> dict[str, np.ndarray]:
+def run_stablehlo(path: Path, observations: Observation) -> dict[str, np.ndarray]:
     """Returns the outputs of a file for a batch of observations."""
     outputs = export.deserialize(bytearray(path.read_bytes())).call(observations)
     return {name: np.asarray(output) for name, output in outputs.items()}
 
 
-def write_onnx(path: Path, function: Callable[[jax.Array], Outputs], like: jax.ShapeDtypeStruct) -> str:
+def write_onnx(path: Path, function: Callable[[Observation], Outputs], like: Observation) -> str:
     """Writes a function as an ONNX model; or returns, on one line, why it cannot be. Raises OSError."""
     try:
         from apex_jax.export.onnx_graph import UnsupportedError, onnx_model  # imported here: onnx is optional
@@ -150,12 +151,13 @@ def write_onnx(path: Path, function: Callable[[jax.Array], Outputs], like: jax.S
     return ""
 
 
-def run_onnx(path: Path, observations: np.ndarray) -> dict[str, np.ndarray]:
+def run_onnx(path: Path, observations: Observation) -> dict[str, np.ndarray]:
     """Returns the outputs of a file for a batch of observations, by ONNX's own reference implementation."""
     from onnx.reference import ReferenceEvaluator  # imported here: onnx is optional
 
     evaluator = ReferenceEvaluator(str(path))
-    return dict(zip(evaluator.output_names, evaluator.run(None, {INPUT: observations}), strict=True))
+    inputs = observations if isinstance(observations, dict) else {INPUT: observations}
+    return dict(zip(evaluator.output_names, evaluator.run(None, inputs), strict=True))
 
 
 # Comparison of these programs with the policy itself, on random observations ------------------------------------------
@@ -165,26 +167,31 @@ TOLERANCE = 1e-5  # relative to the largest value of the batch, or to 1 if all a
 OBSERVATIONS = 64
 
 
-def observations_of(spec: SegmentSpec) -> np.ndarray:
+def observations_of(spec: SegmentSpec) -> Observation:
     """Returns 64 observations [64, F, *O] of random numbers."""
-    rng, shape = np.random.default_rng(0), (OBSERVATIONS, spec.frame_stack, *spec.frame_shape)
-    if spec.frame_dtype == "uint8":
-        return rng.integers(256, size=shape, dtype=np.uint8)
-    vectors = rng.normal(size=shape).astype(np.float32)
-    if spec.action.is_masked:
-        mask = vectors[..., -spec.action.num_actions :]
-        mask[...] = mask >= np.minimum(mask.max(axis=-1, keepdims=True), 0)
-    return vectors
+    rng = np.random.default_rng(0)
+
+    def random(name: str, shape: tuple[int, ...]) -> np.ndarray:
+        if name == FRAMES:
+            return rng.integers(256, size=shape, dtype=np.uint8)
+        numbers = rng.normal(size=shape).astype(np.float32)
+        return numbers if name == NUMBERS else (numbers >= np.minimum(numbers.max(-1, keepdims=True), 0)).view(np.uint8)
+
+    parts = {name: random(name, (OBSERVATIONS, part.stack, *part.shape)) for name, part in spec.parts.items()}
+    return joined(parts)
 
 
-def expected_outputs(agent: Agent, stacks: np.ndarray) -> dict[str, np.ndarray]:
+def unstacked(part: StackSpec, stacks: np.ndarray) -> np.ndarray:
+    """Returns a part of observations [N, F, *O] as the exported programs take it, see `observation_shape`."""
+    return stacks.reshape(len(stacks), *observation_shape(part))
+
+
+def expected_outputs(agent: Agent, stacks: Observation) -> dict[str, np.ndarray]:
     """Returns the actions and values of the policy itself for observations [N, F, *O]."""
     assert agent.algorithm.greedy is not None
-    observations = stacks.reshape(len(stacks), *observation_shape(agent.environment_spec))
-    of_frames = agent.environment_spec._replace(image=None)  # the exported programs take frames, too
-    action, _ = Policy(agent.algorithm, agent.params, of_frames).act(observations)
-    outputs = agent.algorithm.greedy(agent.params, jnp.asarray(stacks))
-    return {name: np.asarray(output) for name, output in outputs.items()} | {"action": action}
+    outputs = agent.algorithm.greedy(agent.params, jax.tree.map(jnp.asarray, stacks))
+    arrays = {name: np.asarray(output) for name, output in outputs.items()}
+    return arrays | {"action": agent.environment_spec.scaled(arrays["action"])}
 
 
 def check_outputs(

@@ -131,22 +131,28 @@ def _result(agent: Agent, results: Mapping[str, Any] | None) -> str:
 def _observations(agent: Agent) -> str:
     environment_spec, environment = agent.environment_spec, agent.config.environment
     spec, parts = environment_spec.spec, environment_spec.parts or ()
-    shape = ", ".join(["N", *map(str, observation_shape(environment_spec))])
-    text = f"Observations are `{spec.frame_dtype}[{shape}]`, as {task_name(environment)} returns them"
+    arrays = (f"`{part.dtype}[{', '.join(['N', *map(str, observation_shape(part))])}]`" for part in spec.parts.values())
+    if len(spec.parts) > 1:
+        arrays = (f"`{name}` {array}" for name, array in zip(spec.parts, arrays, strict=True))
+    text = f"Observations are {', '.join(arrays)}, of what {task_name(environment)} returns"
     if spec.frame_stack > 1:
-        text += f", the newest {spec.frame_stack} frames, oldest first"
+        text += f", the newest {spec.frame_stack}, oldest first"
     if parts and parts[0].path:
-        text += f", its parts {', '.join(part.name for part in parts)} flattened and joined in this order"
+        text += f"; its parts {', '.join(part.name for part in parts)} are flattened and joined in this order"
     if any(part.counts for part in parts):
         text += ", numbers of a discrete space as one-hot vectors"
     if spec.action.is_masked:
-        text += f"; the last {spec.action.num_actions} elements are 1 for valid actions, 0 for the others"
+        text += "; a mask is 1 for valid actions, 0 for the others"
     return f"{text}. Actions are the environment's own, without exploration."
 
 
 def _use(agent: Agent, files: Collection[str]) -> str:
-    shape = ", ".join(map(str, (1, *observation_shape(agent.environment_spec))))
-    onnx = "\n\n`policy.onnx` takes `observation` and returns the same outputs." if "policy.onnx" in files else ""
+    parts = agent.environment_spec.spec.parts
+    zeros = {name: f"np.zeros({(1, *observation_shape(part))}, np.{part.dtype})" for name, part in parts.items()}
+    named = ", ".join(f'"{name}": {array}' for name, array in zeros.items())
+    observation = f"{{{named}}}" if len(zeros) > 1 else next(iter(zeros.values()))
+    inputs = ", ".join(f"`{name}`" for name in zeros) if len(zeros) > 1 else "`observation`"
+    onnx = f"\n\n`policy.onnx` takes {inputs} and returns the same outputs." if "policy.onnx" in files else ""
     return f"""With apex_jax (in a checkout of it: `pip install .`), which also stacks single frames:
 
 ```python
@@ -165,7 +171,7 @@ import jax.export
 import numpy as np
 
 policy = jax.export.deserialize(bytearray(Path("policy.stablehlo").read_bytes()))
-observation = np.zeros(({shape}), np.{agent.environment_spec.spec.frame_dtype})  # a batch of any size
+observation = {observation}  # a batch of any size
 outputs = policy.call(observation)  # "action", and its "value" or all "q_values"
 action = np.asarray(outputs["action"])
 ```{onnx}"""

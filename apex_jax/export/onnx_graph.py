@@ -30,21 +30,22 @@ class UnsupportedError(Exception):
     """The function has an operation that has no translation here; the message names it."""
 
 
-def onnx_model(function: Callable[..., dict[str, jax.Array]], input_name: str, like: jax.ShapeDtypeStruct) -> Any:
-    """Returns the `onnx.ModelProto` of a function of one array, whose first axis may be symbolic.
+def onnx_model(function: Callable[..., dict[str, jax.Array]], input_name: str, like: Any) -> Any:
+    """Returns the `onnx.ModelProto` of a function of one array, or a dict of arrays, whose first axis may be symbolic.
 
-    Its outputs have the names of the function's. Raises UnsupportedError.
+    `input_name`: of one array; those of a dict have its keys. Its outputs have the names of the function's. Raises
+    UnsupportedError.
     """
     closed, shapes = jax.make_jaxpr(function, return_shape=True)(like)
     graph = _Graph()
-    values = graph.run(closed.jaxpr, closed.consts, [input_name])
+    inputs = like if isinstance(like, dict) else {input_name: like}
+    values = graph.run(closed.jaxpr, closed.consts, sorted(inputs))  # JAX sorts the names of a dict
     outputs = {}
-    for name, value in zip(sorted(shapes), values, strict=True):  # JAX sorts the names of a dict
+    for name, value in zip(sorted(shapes), values, strict=True):
         graph.nodes.append(helper.make_node("Identity", [graph.name_of(value)], [name]))
         outputs[name] = _described(name, shapes[name])
-    made = helper.make_graph(
-        graph.nodes, "policy", [_described(input_name, like)], list(outputs.values()), graph.stored
-    )
+    described = [_described(name, inputs[name]) for name in sorted(inputs)]
+    made = helper.make_graph(graph.nodes, "policy", described, list(outputs.values()), graph.stored)
     model = helper.make_model(made, opset_imports=[helper.make_opsetid("", OPSET)], producer_name="apex_jax")
     model.ir_version = IR_VERSION
     onnx.checker.check_model(model, full_check=True)

@@ -27,7 +27,7 @@ from apex_jax.transport.messages import (
     PriorityUpdate,
     StreamedSegments,
 )
-from apex_jax.types import Columns, SegmentSpec
+from apex_jax.types import Columns, Observation, SegmentSpec
 
 _log = logging.getLogger(__name__)
 
@@ -41,7 +41,7 @@ class Segments(NamedTuple):
     """Decoded segments, to be written to the frame store before later items are consumed."""
 
     ring_slots: np.ndarray  # int32[N]
-    frames: np.ndarray  # uint8|float32[N, L, *O]
+    frames: Observation  # [N, L, *O]
     columns: Columns  # [N, L, ...] each
 
 

@@ -13,7 +13,7 @@ from apex_jax.environments.environment import VectorEnvironment, describe
 from apex_jax.environments.preset import preset_of
 from apex_jax.host.output import columns
 from apex_jax.host.program import NAME, Parser
-from apex_jax.types import EnvironmentSpec, SegmentSpec
+from apex_jax.types import MASK, EnvironmentSpec, SegmentSpec, Step
 
 SECONDS = 2.0  # of random steps
 
@@ -32,10 +32,11 @@ def run(arguments: Sequence[str]) -> int:
     is_discrete, own = spec.action.dtype == "int32", config.algorithm.name
     agent = own if own != "auto" else "dqn" if is_discrete else "dpg"
     stack = f", the newest {spec.frame_stack} stacked" if spec.frame_stack > 1 else ""
+    beside = f" and float32 {[spec.numbers]}" if spec.numbers else ""
     rows = [
         ("task", config.environment.task),
         ("read as", task.reading or f"{spec.frame_dtype} {list(spec.frame_shape)}"),
-        ("one step", f"{spec.frame_dtype} {list(spec.frame_shape)}{stack}"),
+        ("one step", f"{spec.frame_dtype} {list(spec.frame_shape)}{beside}{stack}"),
         ("actions", f"{spec.action.num_actions} choices" if is_discrete else f"{spec.action.shape[0]} numbers"),
         ("masks", "which of them are valid" if spec.action.is_masked else "none"),
         ("agent", agent),
@@ -55,7 +56,7 @@ def _steps_per_second(config: Config, task: EnvironmentSpec) -> float:
         steps, step = 0, environment.receive()
         started = time.monotonic()
         while time.monotonic() - started < SECONDS:
-            environment.send(_random_actions(task.spec, step.observation, rng), step.env_id)
+            environment.send(_random_actions(task.spec, step, rng), step.env_id)
             step = environment.receive()
             steps += len(step.env_id)
         return max(1, steps) / (time.monotonic() - started)
@@ -63,13 +64,13 @@ def _steps_per_second(config: Config, task: EnvironmentSpec) -> float:
         environment.close()
 
 
-def _random_actions(spec: SegmentSpec, observation: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    count, action = len(observation), spec.action
+def _random_actions(spec: SegmentSpec, step: Step, rng: np.random.Generator) -> np.ndarray:
+    count, action = len(step.env_id), spec.action
     if action.dtype != "int32":
         return rng.uniform(action.low, action.high, (count, *action.shape)).astype(np.float32)
     if not action.is_masked:
         return rng.integers(0, action.num_actions, count).astype(np.int32)
-    valid = observation[:, -1, -action.num_actions :]
+    valid = step.observation[MASK][:, -1]
     return np.array([rng.choice(np.flatnonzero(row)) for row in valid], np.int32)
 
 

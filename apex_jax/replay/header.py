@@ -40,6 +40,8 @@ class Header:
         self._lock = threading.Lock()
         self._written = ""  # the content of the file
         fields = {name: list(value) if isinstance(value, tuple) else value for name, value in spec._asdict().items()}
+        if not spec.numbers:  # as in the journals of releases whose observations had one part
+            del fields["numbers"]
         self._configuration = {"compatibility_key": compatibility_key, "segments": json.dumps(fields)}
 
     def write(self) -> None:

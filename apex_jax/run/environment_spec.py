@@ -26,23 +26,23 @@ def as_record(environment_spec: EnvironmentSpec) -> dict[str, Any]:
     """Returns a spec as JSON can hold it; `of_record` returns the spec."""
     spec = environment_spec.spec._asdict() | {"action": environment_spec.spec.action._asdict()}
     parts = None if environment_spec.parts is None else [part._asdict() for part in environment_spec.parts]
-    image = environment_spec.image and environment_spec.image._asdict()
+    images = [image._asdict() for image in environment_spec.images]
     action_part = environment_spec.action_part and environment_spec.action_part._asdict()
-    return environment_spec._asdict() | {"spec": spec, "parts": parts, "image": image, "action_part": action_part}
+    return environment_spec._asdict() | {"spec": spec, "parts": parts, "images": images, "action_part": action_part}
 
 
 def of_record(record: Any) -> EnvironmentSpec:
     """Returns the spec of a record. Raises ValueError, TypeError, KeyError or AttributeError for another one."""
-    spec, parts = record["spec"], record["parts"]
+    spec, parts = _of_this_release(record["spec"], record["parts"])
     low, high = (None if bound is None else tuple(map(float, bound)) for bound in (record["low"], record["high"]))
-    image = record["image"]
+    older = [record["image"]] if record.get("image") else []  # in files of releases whose observations had one part
     action = ActionSpec(**spec["action"] | {"shape": tuple(spec["action"]["shape"])})
     return EnvironmentSpec(
         SegmentSpec(**spec | {"frame_shape": tuple(spec["frame_shape"]), "action": action}),
         None if parts is None else tuple(_parts(parts)),
         low,
         high,
-        None if image is None else ImageSpec(**image | {"shape": tuple(image["shape"])}),
+        tuple(map(_image, record.get("images", older))),
         str(np.dtype(record["action_dtype"])),
         int(record["first_action"]),
         # Older files lack these.
@@ -51,6 +51,20 @@ def of_record(record: Any) -> EnvironmentSpec:
         str(record.get("reading", "")),
         str(record.get("caution", "")),
     )
+
+
+def _of_this_release(spec: dict[str, Any], parts: Any) -> tuple[dict[str, Any], Any]:
+    """Returns spec and parts of a record; in earlier releases, masks were the last numbers of a vector."""
+    if "numbers" in spec or not spec["action"].get("is_masked"):
+        return spec, parts
+    [size] = spec["frame_shape"]
+    masks = int(spec["action"]["high"]) + 1
+    return spec | {"frame_shape": [size - masks]}, parts and parts[:-1]
+
+
+def _image(record: Any) -> ImageSpec:
+    path = tuple(key if isinstance(key, int) else str(key) for key in record.get("path", ()))
+    return ImageSpec(**record | {"shape": tuple(record["shape"]), "path": path})
 
 
 def _parts(record: Any) -> Iterator[Part]:

@@ -8,6 +8,7 @@ import math
 import time
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass, field
+from operator import itemgetter
 from typing import Any, TypeAlias
 
 import jax
@@ -28,7 +29,7 @@ from apex_jax.process import ROLE_NUMBERS, StopSignal, digest_of_peer_id, new_pe
 from apex_jax.run.metrics import RateMeter
 from apex_jax.segment_codec import value_limits
 from apex_jax.transport.messages import ActorHello, ActorStatus, ActorWelcome, EpisodeStatistics
-from apex_jax.types import EnvironmentSpec, Segment, Step
+from apex_jax.types import EnvironmentSpec, Segment, Step, map_parts, named_parts
 from apex_jax.workers.role import RoleContext, checked_description, open_role
 
 _log = logging.getLogger(__name__)
@@ -242,7 +243,7 @@ def _begin(actor: Actor, welcome: ActorWelcome) -> tuple[np.ndarray, SegmentBuil
     text = "acting in %d environments, exploration %.4f to %.4f (process %s)"
     _log.info(text, size, highest, lowest, process)
     rules = config.algorithm.discount, game.reward_clip, game.life_loss_terminates, spread_first_slots(spec, size)
-    largest = value_limits(config).observation if spec.frame_dtype == "float32" else math.inf
+    largest = value_limits(config).observation if spec.vector_size else math.inf
     builder = SegmentBuilder(spec, size, *rules, largest)
     return seeds, builder, exploration, key
 
@@ -290,7 +291,8 @@ class Rollouts:
     def steps(self, started: tuple[Any, Action]) -> Iterator[tuple[Step, Action]]:
         """Yields each step of all environments and the actions chosen for it. Raises BrokenEnvironment."""
         seen, output = jax.tree.map(np.array, started)
-        if not (np.isfinite(seen.reward).all() and np.isfinite(seen.frame).all()):
+        parts = [seen.reward, *named_parts(seen.observation).values()]
+        if not all(np.isfinite(part).all() for part in parts):
             what = "it returned a reward or an observation that is not finite"
             raise BrokenEnvironment(f"environment.task={self._task}: {what}")
         if not self._has_ended and (seen.terminated | seen.truncated).any():
@@ -299,14 +301,15 @@ class Rollouts:
         for k in range(STEPS_OF_A_CALL):
             ends = seen.first[k], seen.terminated[k], seen.truncated[k]
             no_life_lost = np.zeros(self._ids.size, bool)
-            step = Step(self._ids, seen.frame[k][:, None], seen.reward[k], *ends, no_life_lost, seen.info[k])
+            observation = map_parts(itemgetter(k), seen.observation)
+            step = Step(self._ids, observation, seen.reward[k], *ends, no_life_lost, seen.info[k])
             yield step, Action(*(array[k] for array in output))
 
     def _warn_of_resets(self, seen: Any) -> None:
         """Warns if a game ended with the first observation of the next one, from which its return would bootstrap."""
         k, i = np.argwhere(seen.terminated | seen.truncated)[0]
         key = jax.random.fold_in(self._keys[i], int(seen.calls[k, i]) - 1)  # of the step that ended it
-        if self._environment.resets_with(key, seen.frame[k, i]):
+        if self._environment.resets_with(key, map_parts(itemgetter((k, i)), seen.observation)):
             what = "step returns what reset does at the end of a game, as if it reset itself"
             fix = "return the last observation, with terminated or truncated; reset is called after it"
             _log.warning("environment.task=%s: %s; %s", self._task, what, fix)

@@ -32,7 +32,7 @@ from apex_jax.process import ROLE_NUMBERS, SUPERVISED, StopSignal, process_rng
 from apex_jax.run.evaluations import Evaluation, run_directory_of
 from apex_jax.run.params_file import keep_if_best
 from apex_jax.run.provenance import check_resumable, find_code
-from apex_jax.types import EnvironmentSpec
+from apex_jax.types import EnvironmentSpec, joined, named_parts
 from apex_jax.workers.recording import Film, check_video, draw_curves
 from apex_jax.workers.role import RoleContext, checked_description, open_role
 
@@ -193,8 +193,7 @@ class Evaluator:
         # One pool for all evaluations, since EnvPool leaks about 2 MB per closed pool.
         limit = self._settings.max_episode_frames
         self.environment = VectorEnvironment(config, environment_spec, seeds, limit, per_step=1, rendered=filmed)
-        spec = environment_spec.spec
-        self._observation = np.zeros((len(seeds), spec.frame_stack, *spec.frame_shape), spec.frame_dtype)
+        self._observation = named_parts(environment_spec.spec.zeros(len(seeds)))
 
     def evaluate(
         self, params: Params, cancelled: Callable[[], bool], film: Callable[[np.ndarray | None], None] | None = None
@@ -214,7 +213,8 @@ class Evaluator:
             self.beat()
             for _ in playing:
                 step = self.environment.receive()  # of one game
-                self._observation[step.env_id] = step.observation
+                for name, part in named_parts(step.observation).items():
+                    self._observation[name][step.env_id] = part
                 for episode in tracker.add(step):
                     returns[episode.env_id] = episode.episode_return
                     self._info[episode.env_id] = episode.info
@@ -253,7 +253,8 @@ class Evaluator:
         """Returns the actions [P, ...] of the games `playing`."""
         rows = np.resize(playing, batch_size(playing.size, self._settings.episodes))  # padded with repeated games
         exploration = np.full(rows.size, self._algorithm.evaluation_exploration, np.float32)
-        output = self._algorithm.act(params, self._observation[rows], exploration, key, call)
+        seen = joined({name: part[rows] for name, part in self._observation.items()})
+        output = self._algorithm.act(params, seen, exploration, key, call)
         return np.asarray(output.action)[: playing.size]
 
 

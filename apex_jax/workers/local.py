@@ -166,7 +166,7 @@ class LocalRun:
     def _keep_alive(self) -> None:
         self._watch.look()
         *others, evaluator = self._roles
-        if evaluator.process is None:  # its imports would take the cores from those that the first update needs
+        if evaluator.process is None:  # the evaluator's imports would take the cores that the first update needs
             waited = time.monotonic() - others[-1].started_seconds
             if waited > LONGEST_HEAD_START_SECONDS or all(role.name in self._watch.reports for role in others):
                 self._start(evaluator)

@@ -312,11 +312,26 @@ class Combines(Corridor):
         return super().step(0)
 
 
+class Bits(Corridor):
+    """Has switches as actions."""
+
+    actions: ClassVar[list[list[int]]] = []  # of all these environments in this process
+
+    def __init__(self, size: int = 3) -> None:
+        super().__init__()
+        self.action_space = spaces.MultiBinary(size)  # type: ignore[assignment]
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        assert self.action_space.contains(action), action
+        self.actions.append(action.tolist())
+        return super().step(0)
+
+
 class Cards(Tricks):
     """The card game of the example, in which an invalid card is an error.
 
     The mask is in `info`, or, if `observed`, beside the observation, as in PettingZoo; from the second trick on it is
-    `fault`: "none", "empty", or "short"; or it begins there, "late".
+    `fault`: "none", "empty", or "short"; or it begins there, "late". With `pixels`, there is a picture, too.
     """
 
     def __init__(self, observed: bool = False, fault: str = "", pixels: bool = False):
@@ -328,12 +343,15 @@ class Cards(Tricks):
                 action_mask=mask, observation=self.observation_space
             )
         if pixels:
-            self.observation_space = spaces.Box(0, 255, (16, 16), np.uint8)
+            picture = spaces.Box(0, 255, (16, 16), np.uint8)
+            self.observation_space = spaces.Dict(  # type: ignore[assignment]
+                cards=self.observation_space, picture=picture
+            )
 
     def observe(self) -> Any:
-        if self.pixels:
-            return np.zeros((16, 16), np.uint8)
         observation = super().observe()
+        if self.pixels:
+            return {"cards": observation, "picture": np.resize((255 * observation).astype(np.uint8), (16, 16))}
         return {"observation": observation, "action_mask": self.mask()} if self.observed else observation
 
     def mask(self) -> Any:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import jax
 import numpy as np
 
-from apex_jax.agent.policy_function import observation_shape
 from apex_jax.agent.registry import make_algorithm, resolved
 from apex_jax.config.load import load
 from apex_jax.policy import Agent
@@ -19,10 +18,13 @@ OPTIONS = (
     "network.layer_norm=true",
 )
 PLAIN = ("network.layer_norm=false", "network.normalize_observations=false", "algorithm.twin_critics=true")
+CONVOLUTION = ("network.channels=[4]", "network.kernel_sizes=[3]", "network.strides=[2]", "network.hidden_units=8")
 PIXELS = SegmentSpec((44, 44), "uint8", 3, 40, 3, ActionSpec.discrete(6))
 VECTOR = SegmentSpec((10,), "float32", 1, 40, 3, ActionSpec.discrete(3))
 SIGHT = SegmentSpec((20, 24), "uint8", 2, 40, 3, ActionSpec.continuous(2))
-MASKED = SegmentSpec((16,), "float32", 1, 40, 3, ActionSpec.discrete(6)._replace(is_masked=True))
+MASKED = SegmentSpec((10,), "float32", 1, 40, 3, ActionSpec.discrete(6)._replace(is_masked=True))
+BOTH = SegmentSpec((20, 24, 2), "uint8", 2, 40, 3, ActionSpec.discrete(4)._replace(is_masked=True), numbers=3)
+REACH = SegmentSpec((20, 24), "uint8", 2, 40, 3, ActionSpec.continuous(2), numbers=3)
 BODY = SegmentSpec((5,), "float32", 1, 40, 3, ActionSpec.continuous(2))
 PARTS = (Part(("height",), ()), Part(("joints",), (2, 2)))
 BOUNDS = ((-2.0, 0.0), (2.0, 10.0))
@@ -40,15 +42,25 @@ KINDS: dict[str, tuple[str, EnvironmentSpec, tuple[str, ...]]] = {
     ),
     "a vector with a mask, several parts of an action": (
         "catch",
-        EnvironmentSpec(MASKED, None, None, None, None, "int32", action_part=Part((), (2,), (2, 3), (0, -1))),
+        EnvironmentSpec(MASKED, None, None, None, (), "int32", action_part=Part((), (2,), (2, 3), (0, -1))),
         ("network.normalize_observations=true",),
+    ),
+    "images, numbers and a mask": (
+        "catch",
+        EnvironmentSpec(BOTH, None, None, None),
+        (*CONVOLUTION, "network.normalize_observations=true"),
     ),
     "a vector, all options": ("catch", EnvironmentSpec(VECTOR, None, None, None), OPTIONS),
     "continuous, normalized": ("walker", EnvironmentSpec(BODY, PARTS, *BOUNDS), NORMALIZED),
     "continuous, pixels": (
         "walker",
         EnvironmentSpec(SIGHT, None, *BOUNDS),
-        ("network.channels=[4]", "network.kernel_sizes=[3]", "network.strides=[2]", "network.hidden_units=8"),
+        CONVOLUTION,
+    ),
+    "continuous, pixels and numbers": (
+        "walker",
+        EnvironmentSpec(REACH, None, *BOUNDS),
+        (*CONVOLUTION, "network.normalize_observations=true"),
     ),
     "continuous, plain": ("pendulum", EnvironmentSpec(BODY, None, *BOUNDS), PLAIN),
 }
@@ -65,15 +77,3 @@ def agent_of(kind: str) -> Agent:
     if "observations" in params:
         params["observations"]["variance"] = np.abs(params["observations"]["variance"])
     return Agent(config, environment_spec, algorithm, params, Progress(120, 1200, 90.0, 120, "", ""))
-
-
-def observations_of(environment_spec: EnvironmentSpec, count: int) -> np.ndarray:
-    """Returns random observations, as a policy gets them."""
-    shape, rng = (count, *observation_shape(environment_spec)), np.random.default_rng(count)
-    if environment_spec.spec.frame_dtype == "uint8":
-        return rng.integers(0, 256, shape, np.uint8)
-    vectors = rng.normal(size=shape).astype(np.float32)
-    if environment_spec.spec.action.is_masked:
-        mask = vectors[..., -environment_spec.spec.action.num_actions :]
-        mask[...] = mask >= np.minimum(mask.max(axis=-1, keepdims=True), 0)
-    return vectors

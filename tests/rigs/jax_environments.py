@@ -133,10 +133,28 @@ class Masked(Corridor):
         return *results, info | {"action_mask": jnp.ones(3)}
 
 
+class Several(Corridor):
+    """An image, numbers, one of them discrete, and a mask, by which a step back is invalid in the first field."""
+
+    def __init__(self, length: int = 5, limit: int = 9) -> None:
+        super().__init__(length, limit)
+        self.observation_space = spaces.Dict(
+            image=spaces.Box(0, 255, (16, 18), np.uint8),
+            place=spaces.Discrete(length + 1),
+            time=spaces.Box(0, limit, (), np.float32),
+            action_mask=spaces.MultiBinary(3),
+        )
+
+    def observe(self, place: Place) -> Any:
+        image = jnp.zeros((16, 18), jnp.uint8).at[place.x, place.time].set(200)
+        mask = jnp.array([place.x > 0, True, True])
+        return {"image": image, "place": place.x, "time": place.time, "action_mask": mask}
+
+
 class Parts(Corridor):
     def __init__(self) -> None:
         super().__init__()
-        self.observation_space = spaces.Dict(x=spaces.Discrete(5))
+        self.observation_space = spaces.Dict(x=spaces.Text(5))
 
 
 class NotFinite(Corridor):

@@ -14,7 +14,6 @@ from apex_jax.config.load import load
 from apex_jax.environments.environment import VectorEnvironment, describe
 from apex_jax.environments.gymnasium_tasks import FLAT_MASK, NOTES, BrokenEnvironment, make
 from apex_jax.export.folder import write_files
-from apex_jax.host.errors import UsageError
 from apex_jax.host.program import CONFIGS
 from apex_jax.types import valid_actions
 from tests.rigs.environments import Cards
@@ -23,16 +22,18 @@ TASK = "gymnasium:tests.rigs.environments:Cards"
 SMALL: dict[str, Any] = {
     "actor": {"base_epsilon": 1.0, "environments": 4, "segment_slots": 16},  # all actions are random
     "evaluator": {"episodes": 4, "epsilon": 0.5},
-    "network": {"hidden_units": 8},
+    "network": {"hidden_units": 8, "channels": [4], "kernel_sizes": [4], "strides": [4]},
     "replay": {"min_size_to_sample": 500},
     "total_updates": 20,
 }
 
 
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("observed", [pytest.param(False, marks=pytest.mark.long), True])
-def test_only_cards_of_the_hand_are_played_by_actor_evaluator_and_policies(observed: bool, tmp_path: Path) -> None:
-    environment = {"task": TASK, "settings": {"observed": observed}, "own_processes": False}
+@pytest.mark.parametrize("kind", [pytest.param("", marks=pytest.mark.long), "observed", "pixels"])
+def test_only_cards_of_the_hand_are_played_by_actor_evaluator_and_policies(kind: str, tmp_path: Path) -> None:
+    settings: dict[str, Any] = {kind: True} if kind else {}
+    observed = kind == "observed"
+    environment = {"task": TASK, "settings": settings, "own_processes": kind == "pixels"}
     directory, folder = tmp_path / "run", tmp_path / "exported"
     run = apex_jax.train("cartpole", environment=environment, run_directory=str(directory), progress=False, **SMALL)
     assert np.concatenate([games.returns for games in run.evaluations]).min() >= 0
@@ -41,7 +42,7 @@ def test_only_cards_of_the_hand_are_played_by_actor_evaluator_and_policies(obser
     write_files(folder, directory, None, {"environment.task": TASK})
     assert {"policy.stablehlo", "policy.onnx"} <= {path.name for path in folder.iterdir()}
     policies = [load_policy(run, exploration=epsilon) for run in (directory, folder) for epsilon in (0.0, 1.0)]
-    cards = Cards(observed)
+    cards = Cards(**settings)
     for game in range(20):
         observation, info = cards.reset(seed=game)
         is_over = False
@@ -51,7 +52,7 @@ def test_only_cards_of_the_hand_are_played_by_actor_evaluator_and_policies(obser
             assert abs(value) < 100
             observation, _, is_over, _, info = cards.step(card)  # raises for an invalid card
 
-    if observed:
+    if kind:
         return
     masks = np.eye(8, dtype=bool)
     np.testing.assert_array_equal(policies[1](np.zeros((8, 16)), masks), range(8))
@@ -109,7 +110,7 @@ def test_flat_mask_of_two_switches_is_read_with_a_warning_and_a_tuple_without(se
     settings = f'{{"several": {str(several).lower()}}}'
     adapted = make("gymnasium:tests.rigs.environments:Switches", settings, is_masked=True)
     observation, info = adapted.reset(seed=0)
-    assert observation[-4:].tolist() == mask
+    assert observation["mask"].tolist() == mask
     assert [name for name in NOTES if name in info] == ([] if several else [FLAT_MASK])
 
 
@@ -119,12 +120,6 @@ def test_mask_that_begins_after_reset_is_ignored_with_one_warning(caplog: pytest
     pool = VectorEnvironment(config, describe(config), np.array([1, 2]), 100)
     for _ in range(2):
         pool.send(np.zeros(2, np.int32), pool.receive().env_id)
-    assert pool.receive().observation.shape == (2, 1, 16)
+    assert pool.receive().observation.shape == (2, 1, 16), "no mask"
     [warning] = caplog.records
     assert all(word in warning.message for word in ("action_mask", "ignored"))
-
-
-def test_images_with_masks_are_refused() -> None:
-    settings = [f"environment.task={TASK}", "environment.settings={pixels: true}", "environment.frame_skip=1"]
-    with pytest.raises(UsageError, match=r"environment\..*action masks"):
-        describe(load(None, settings))

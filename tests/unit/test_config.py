@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from envpool.registration import registry
 
-from apex_jax.config import ActorConfig, AlgorithmConfig, Config, EnvironmentConfig, LearnerConfig
+from apex_jax.config import ActorConfig, Config, EnvironmentConfig, LearnerConfig
 from apex_jax.config.load import SETTINGS, Setting, load
 from apex_jax.host.errors import UsageError
 from apex_jax.host.program import CONFIGS
@@ -52,18 +52,6 @@ def test_atari_games_are_distinguished_from_gym_mujoco_by_their_names_alone() ->
     assert len(atari) > 100
     assert {name for name in registry.specs if name.endswith("-v5")} == atari | mujoco_v5
     assert {name for name in registry.specs if EnvironmentConfig(task=name).is_atari} == atari
-
-
-@pytest.mark.parametrize(("epsilon", "loss", "key"), [
-    (0.0, "squared", "learner.optimizer_epsilon"),
-    (1e-5, "squared", "algorithm.loss=huber"),
-    (1e-5, "huber", "learner.learning_rate"),
-])  # fmt: skip
-def test_fix_of_a_divergence_names_a_key_that_helps(epsilon: float, loss: str, key: str) -> None:
-    learner = LearnerConfig(optimizer_epsilon=epsilon)
-    fix = Config(learner=learner, algorithm=AlgorithmConfig(loss=loss)).fix_of_divergence
-    assert key in fix
-    assert ("huber" in fix) == ("huber" in key)
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 import collections
 import dataclasses
 import functools
+import operator
 import zlib
 from typing import Any
 
@@ -13,11 +14,12 @@ import zstandard
 
 from apex_jax import segment_codec
 from apex_jax.config import Config
-from apex_jax.types import ActionSpec, Columns, Segment, SegmentRecord, SegmentSpec
+from apex_jax.types import ActionSpec, Columns, Segment, SegmentRecord, SegmentSpec, joined, map_parts, named_parts
 from tests.rigs.agents import assert_equal_bits
 
 SMALL = SegmentSpec((5, 7), "uint8", frame_stack=4, slots=16, n_step=3, action=ActionSpec.discrete(6))
 VECTOR = SMALL._replace(frame_shape=(3,), frame_dtype="float32")
+SEVERAL = SMALL._replace(numbers=3, action=SMALL.action._replace(is_masked=True))
 
 
 def random_columns(rng: np.random.Generator, spec: SegmentSpec) -> Columns:
@@ -38,11 +40,12 @@ def random_columns(rng: np.random.Generator, spec: SegmentSpec) -> Columns:
 
 def random_segment(seed: int, spec: SegmentSpec) -> Segment:
     """A segment of noise, which zstd cannot compress."""
-    rng = np.random.default_rng(seed)
-    shape = (spec.slots, *spec.frame_shape)
-    pixels = rng.integers(256, size=shape, dtype=np.uint8)
-    frames = pixels if spec.frame_dtype == "uint8" else rng.normal(size=shape).astype(np.float32)
-    return Segment(frames, random_columns(rng, spec))
+    rng, parts = np.random.default_rng(seed), {}
+    for name, part in spec.parts.items():
+        shape, levels = (spec.slots, *part.shape), 2 if name == "mask" else 256
+        pixels = rng.integers(levels, size=shape, dtype=np.uint8)
+        parts[name] = pixels if part.dtype == "uint8" else rng.normal(size=shape).astype(np.float32)
+    return Segment(joined(parts), random_columns(rng, spec))
 
 
 @functools.cache
@@ -109,13 +112,14 @@ def test_noise_of_any_frame_shape_comes_back_bit_for_bit(seed: int, frame_shape:
     assert_equal_bits(segment_codec.decode_segment(segment_codec.encode_segment(segment, spec), spec), segment)
 
 
-@pytest.mark.parametrize("spec", [SMALL, VECTOR])
+@pytest.mark.parametrize("spec", [SMALL, VECTOR, SEVERAL])
 def test_body_has_the_layout_of_the_module_docstring(spec: SegmentSpec) -> None:
     segment = random_segment(1, spec)
     body = segment_codec.encode_segment(segment, spec)
     columns = b"".join(column.astype(column.dtype.newbyteorder("<")).tobytes() for column in segment.columns.values())
     assert body.startswith(columns)
-    assert zstandard.decompress(body[len(columns) :]) == segment.frames.tobytes()
+    parts = [part.tobytes() for part in named_parts(segment.frames).values()]
+    assert zstandard.decompress(body[len(columns) :]) == b"".join(parts)
 
 
 def test_record_has_the_body_its_checksum_and_the_number_of_its_transitions() -> None:
@@ -134,7 +138,7 @@ def test_segment_inside_a_larger_message_is_read_at_any_alignment() -> None:
         assert_equal_bits(segment_codec.decode_segment(view, VECTOR), segment)
 
 
-@pytest.mark.parametrize("spec", [SMALL, VECTOR])
+@pytest.mark.parametrize("spec", [SMALL, VECTOR, SEVERAL])
 def test_corrupt_segment_among_others_is_zeros_with_its_reason(spec: SegmentSpec) -> None:
     segments = [random_segment(seed, spec) for seed in range(3)]
     bodies = [segment_codec.encode_segment(segment, spec) for segment in segments]
@@ -142,9 +146,9 @@ def test_corrupt_segment_among_others_is_zeros_with_its_reason(spec: SegmentSpec
     frames, columns, corrupt = segment_codec.decode_segments(bodies, spec)
     assert corrupt == {1: "bad_frames"}
     for number in (0, 2):
-        decoded = Segment(frames[number], {name: column[number] for name, column in columns.items()})
-        assert_equal_bits(decoded, segments[number])
-    assert not frames[1].any()
+        at = operator.itemgetter(number)
+        assert_equal_bits(Segment(map_parts(at, frames), map_parts(at, columns)), segments[number])
+    assert not any(part[1].any() for part in named_parts(frames).values())
     assert not any(column[1].any() for column in columns.values())
 
 
@@ -252,7 +256,7 @@ def test_block_with_a_wrong_size_or_trailing_bytes_is_refused(size: int) -> None
 # Fuzz ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("spec", [SMALL, VECTOR, SMALL._replace(frame_shape=(42, 42), slots=64)])
+@pytest.mark.parametrize("spec", [SMALL, VECTOR, SEVERAL, SMALL._replace(frame_shape=(42, 42), slots=64)])
 def test_damaged_body_is_refused_or_satisfies_every_rule(spec: SegmentSpec) -> None:
     rng = np.random.default_rng(14)
     segment = random_segment(14, spec)
@@ -269,7 +273,9 @@ def test_damaged_body_is_refused_or_satisfies_every_rule(spec: SegmentSpec) -> N
             reasons[error.reason] += 1
         else:
             assert_lawful(columns, spec)
-            assert np.isfinite(frames).all()
+            parts = named_parts(frames)
+            assert all(np.isfinite(part).all() for part in parts.values())
+            assert parts.get("mask", np.zeros(1)).max() <= 1
     assert reasons.total() > 200
 
 

@@ -20,7 +20,7 @@ from tests.rigs import reference_dqn
 from tests.rigs.small_agents import BATCH, config, random_batches, random_store
 
 ACTIONS, SIZE = 4, 5  # SIZE: of an observation without its mask
-SPEC = SegmentSpec((SIZE + ACTIONS,), "float32", 1, 16, 3, ActionSpec.discrete(ACTIONS)._replace(is_masked=True))
+SPEC = SegmentSpec((SIZE,), "float32", 1, 16, 3, ActionSpec.discrete(ACTIONS)._replace(is_masked=True))
 OPTIONS: dict[str, dict[str, Any]] = {
     "double": {},
     "not double": {"double_q": False},
@@ -34,7 +34,7 @@ def random_masks(rng: np.random.Generator, *shape: int) -> np.ndarray:
     """Returns masks [*shape, ACTIONS] in which at least one action is valid."""
     masks = rng.random((*shape, ACTIONS)) < 0.4
     masks |= np.arange(ACTIONS) == rng.integers(ACTIONS, size=(*shape, 1))
-    return masks.astype(np.float32)
+    return masks.astype(np.uint8)
 
 
 def masked_store(seed: int) -> FrameStore:
@@ -42,15 +42,15 @@ def masked_store(seed: int) -> FrameStore:
     rng, store = np.random.default_rng(seed), random_store(seed)
     shape = store.frames.shape[:2]
     masks = random_masks(rng, *shape)
-    frames = np.concatenate([np.asarray(store.frames), masks], axis=-1)
+    frames = {"numbers": store.frames, "mask": jnp.asarray(masks)}
     action = (masks * (0.1 + rng.random(masks.shape))).argmax(axis=-1).astype(np.int32)
-    return FrameStore(jnp.asarray(frames), store.columns | {"action": jnp.asarray(action)})
+    return FrameStore(frames, store.columns | {"action": jnp.asarray(action)})
 
 
 def quantiles_of(settings: Config, params: Any, observation: np.ndarray) -> np.ndarray:
-    """Returns the network's outputs [B, ACTIONS, N] for observations [B, SIZE + ACTIONS], of all actions."""
+    """Returns the network's outputs [B, ACTIONS, N] for observations [B, SIZE], of all actions."""
     network = make_q_network(settings.network, ACTIONS, outputs=settings.algorithm.quantiles)
-    return np.asarray(network.apply(params, observation[:, None, :SIZE])).reshape(len(observation), ACTIONS, -1)
+    return np.asarray(network.apply(params, observation[:, None])).reshape(len(observation), ACTIONS, -1)
 
 
 def target_of(settings: Config, row: dict[str, Any]) -> float:
@@ -77,10 +77,10 @@ def test_target_equals_a_loop_over_the_valid_actions_of_each_transition(name: st
     )
     at = indices[0]
     columns = {name: np.asarray(each).reshape(-1)[at] for name, each in store.columns.items()}
-    frames = np.asarray(store.frames).reshape(-1, SIZE + ACTIONS)
-    x_t, x_tpk = frames[at], frames[at + columns["bootstrap_offset"]]
-    columns |= {"mask_t": x_t[:, SIZE:], "mask_tpk": x_tpk[:, SIZE:]}
-    for place, x in (("t", x_t), ("tpk", x_tpk)):
+    numbers, masks = (np.asarray(store.frames[name]) for name in ("numbers", "mask"))
+    numbers, masks, at_tpk = numbers.reshape(-1, SIZE), masks.reshape(-1, ACTIONS), at + columns["bootstrap_offset"]
+    columns |= {"mask_t": masks[at], "mask_tpk": masks[at_tpk]}
+    for place, x in (("t", numbers[at]), ("tpk", numbers[at_tpk])):
         columns[f"online_{place}"] = quantiles_of(settings, online, x).mean(axis=2)
         columns[f"target_{place}"] = quantiles_of(settings, target, x).mean(axis=2)
     errors = []
@@ -102,7 +102,7 @@ def test_exploring_or_not_only_valid_actions_are_chosen_and_all_of_them(options:
         lambda x: rng.normal(size=x.shape).astype(np.float32), dqn.init(jax.random.key(0)).online_params
     )
     masks = random_masks(rng, 3000)
-    observation = np.concatenate([rng.normal(size=(3000, SIZE)).astype(np.float32), masks], axis=1)[:, None]
+    observation = {"numbers": rng.normal(size=(3000, 1, SIZE)).astype(np.float32), "mask": masks[:, None]}
     for epsilon in (0.0, 0.5, 1.0):
         action, value, state_value = dqn.act(params, observation, np.full(3000, epsilon), jax.random.key(1), 0)
         assert masks[np.arange(3000), action].all()
@@ -111,7 +111,9 @@ def test_exploring_or_not_only_valid_actions_are_chosen_and_all_of_them(options:
     all_valid = action[masks.all(axis=1)]
     assert set(np.asarray(all_valid).tolist()) == set(range(ACTIONS))
     assert dqn.greedy is not None
-    assert masks[np.arange(3000), np.asarray(dqn.greedy(params, jnp.asarray(observation))["action"])].all()
+    assert masks[
+        np.arange(3000), np.asarray(dqn.greedy(params, jax.tree.map(jnp.asarray, observation))["action"])
+    ].all()
 
 
 @pytest.mark.parametrize(("make", "key", "options"), [(make_hl_gauss, "name", {}), (make_dqn, "atoms", {"atoms": 5})])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from dataclasses import replace
 from typing import Any
@@ -21,7 +22,7 @@ from apex_jax.environments.environment import (
     has_reference_simulator,
 )
 from apex_jax.host.errors import UsageError
-from apex_jax.types import Step
+from apex_jax.types import Step, named_parts
 from tests.rigs.recordings import PONG
 
 
@@ -222,3 +223,40 @@ def test_screen_shows_the_newest_step() -> None:
         differs += int(small_differs)
     environment.close()
     assert differs > 20
+
+
+def steps_of(task: str, frame_stack: int) -> list[Step]:
+    """Returns 40 steps of three environments, two at a time, whose actions are the same for each `frame_stack`."""
+    plain = ["environment.frame_skip=1", "actor.segment_slots=64", "environment.own_processes=false"]
+    small = ["network.channels=[4]", "network.kernel_sizes=[3]", "network.strides=[1]"]
+    settings = load(None, [f"environment.task={task}", f"environment.frame_stack={frame_stack}", *plain, *small])
+    described, rng, steps = describe(settings), np.random.default_rng(0), list[Step]()
+    with contextlib.closing(VectorEnvironment(settings, described, np.arange(3), 9, threads=1, per_step=0)) as pool:
+        for _ in range(40):
+            steps.append(pool.receive())
+            valid = named_parts(steps[-1].observation).get("mask", np.ones((3, 1, described.spec.action.num_actions)))
+            actions = (rng.random((3, 1)) + valid[:, 0].cumsum(axis=1) / valid[:, 0].sum(axis=1)[:, None] >= 1).argmax(
+                axis=1
+            )
+            pool.send(actions.astype(np.int32), steps[-1].env_id)
+    return steps
+
+
+@pytest.mark.parametrize("task", [
+    "CartPole-v1",
+    "gymnasium:examples.picture_and_numbers:Errand",
+    "gymnasium:tests.rigs.environments:MaskedBoard",
+    "jax:tests.rigs.jax_environments:Several",
+])  # fmt: skip
+def test_stacks_are_the_newest_frames_and_vectors_of_the_episode_and_begin_with_its_first(task: str) -> None:
+    stack, history = 3, dict[tuple[str, int], list[np.ndarray]]()
+    for alone, stacked in zip(steps_of(task, 1), steps_of(task, stack), strict=True):
+        for name, part in named_parts(alone.observation).items():
+            for row, env_id in enumerate(alone.env_id.tolist()):
+                if alone.first[row]:
+                    history[name, env_id] = [part[row, 0]] * stack
+                history[name, env_id].append(part[row, 0])
+                newest = history[name, env_id][-1:] if name == "mask" else history[name, env_id][-stack:]
+                np.testing.assert_array_equal(named_parts(stacked.observation)[name][row], newest)
+        for field in ("env_id", "reward", "first", "terminated", "truncated"):
+            np.testing.assert_array_equal(getattr(alone, field), getattr(stacked, field))

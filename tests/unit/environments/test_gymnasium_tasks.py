@@ -23,7 +23,15 @@ from apex_jax.config.load import load
 from apex_jax.environments import gymnasium_tasks
 from apex_jax.environments.environment import VectorEnvironment, describe
 from apex_jax.environments.gymnasium_tasks import NUMBER, Adapted, BrokenEnvironment, make
-from apex_jax.environments.task import action_bounds, action_of, action_space, action_spec, environment_spec, parts_of
+from apex_jax.environments.task import (
+    action_bounds,
+    action_of,
+    action_space,
+    action_spec,
+    environment_spec,
+    leaves_of,
+    parts_of,
+)
 from apex_jax.host.errors import UsageError
 from apex_jax.policy import Policy
 from apex_jax.run.environment_spec import read_environment_spec, record_environment_spec
@@ -81,7 +89,7 @@ def test_policy_takes_what_the_environment_returns_alone_in_a_batch_and_flattene
     space.seed(3)
     vectors = spaces.flatten_space(space)
     spec = SegmentSpec(vectors.shape or (), "float32", 1, 32, 3, ActionSpec.discrete(2))
-    record_environment_spec(tmp_path, EnvironmentSpec(spec, parts_of(space), None, None))
+    record_environment_spec(tmp_path, EnvironmentSpec(spec, parts_of(leaves_of(space)), None, None))
     seen = Seen()
     policy = Policy(seen, {}, read_environment_spec(tmp_path))  # type: ignore[arg-type]
     observations = [space.sample() for _ in range(5)]
@@ -121,7 +129,7 @@ def test_policy_refuses_an_observation_outside_the_space_and_names_the_part(
 ) -> None:
     size = spaces.flatten_space(SPACES[name]).shape or ()
     spec = SegmentSpec(size, "float32", 1, 32, 3, ActionSpec.discrete(2))
-    policy = Policy(Seen(), {}, EnvironmentSpec(spec, parts_of(SPACES[name]), None, None))  # type: ignore[arg-type]
+    policy = Policy(Seen(), {}, EnvironmentSpec(spec, parts_of(leaves_of(SPACES[name])), None, None))  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=message):
         policy(observation)
 
@@ -133,7 +141,7 @@ def test_policy_refuses_an_observation_outside_the_space_and_names_the_part(
     (f"{OWN}Unlearnable", (), r"\[16 17\].* 272 .* 256"),
     (f"{OWN}Mistaken", ("environment.settings={what: sequence}",), r"Sequence\("),
     ("gymnasium:ALE/Pong-v5", (), "gymnasium:ale_py:ALE/Pong-v5"),
-    (f"{OWN}Corridor", ("environment.frame_stack=4",), "environment.frame_stack=1 environment.frame_skip=1"),
+    (f"{OWN}Corridor", ("environment.frame_skip=4",), "environment.frame_skip=1, or leave it and --config out"),
     (f"{OWN}Pixels", ("environment.frame_skip=4",), "environment.frame_skip=1"),
     (f"{OWN}Pixels", (), r"network.kernel_sizes=\[8, 4, 3\]: .* 20"),
     ("gymnasium:a:b:c", (), "environment.task=gymnasium:a:b:c: "),
@@ -230,7 +238,7 @@ def test_observation_of_another_type_or_beyond_the_bounds_of_a_box_of_floats_is_
 ], ids=str)  # fmt: skip
 def test_space_of_actions_is_that_of_the_description_that_was_stored(space: spaces.Space[Any], tmp_path: Path) -> None:
     cartpole, actions = config("gymnasium:CartPole-v1"), action_of("gymnasium:A", space)
-    made = environment_spec(cartpole, (4,), "float32", actions, parts_of(Box(0, 1, (4,))))
+    made = environment_spec(cartpole, (), 4, actions, None)
     record_environment_spec(tmp_path, made)
     assert action_space(read_environment_spec(tmp_path)) == space
 
@@ -354,6 +362,21 @@ def test_every_combination_of_several_discrete_parts_reaches_the_environment_and
     environment.close()
     assert len({str(action) for action in found}) == 24
     assert (found[0], found[1], found[23]) == ([[0, -1], [5, 1]], [[0, -1], [5, 2]], [[1, 1], [5, 4]])
+
+
+def test_every_combination_of_switches_reaches_the_environment_and_nine_are_too_many() -> None:
+    settings = config(f"{OWN}Bits", "environment.own_processes=false")
+    described = describe(settings)
+    assert described.spec.action == ActionSpec.discrete(8)
+    environment = VectorEnvironment(settings, described, np.zeros(1, np.int64), 60)
+    environment.receive()
+    for number in range(8):
+        environment.send(np.array([number], np.int32), np.zeros(1, np.int32))
+        environment.receive()
+        assert environments.Bits.actions[-1] == [number >> 2, number >> 1 & 1, number & 1]
+    environment.close()
+    with pytest.raises(UsageError, match=r"MultiBinary\(9\).* 512 combinations, must be at most 256"):
+        describe(config(f"{OWN}Bits", "environment.settings={size: 9}"))
 
 
 def test_number_that_cannot_be_learned_from_is_found_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:

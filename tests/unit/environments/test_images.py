@@ -5,21 +5,27 @@ from __future__ import annotations
 import re
 from typing import Any
 
-import gymnasium
 import numpy as np
 import pytest
 from gymnasium import spaces
+from gymnasium.vector.utils import concatenate, create_empty_array
 
 from apex_jax.environments import gymnasium_tasks
 from apex_jax.environments.environment import describe, log_reading
 from apex_jax.environments.gymnasium_tasks import make
-from apex_jax.environments.images import caution, image_spec, picture, reading
+from apex_jax.environments.images import image_specs, picture, reading
+from apex_jax.environments.task import leaves_of
 from apex_jax.host.errors import UsageError
 from apex_jax.policy import Policy
 from tests.rigs import environments
 from tests.unit.environments.test_gymnasium_tasks import OWN, config
 
 COLOR = spaces.Box(0, 255, (64, 48, 3), np.uint8)
+
+
+def image_of(space: spaces.Space[Any], layout: str = "auto") -> Any:
+    """Returns how a space of one part is read as images, None if it is no image."""
+    return next(iter(image_specs("A", leaves_of(space), layout)), None)
 
 
 @pytest.mark.parametrize(("shape", "layout", "frame"), [
@@ -37,7 +43,7 @@ COLOR = spaces.Box(0, 255, (64, 48, 3), np.uint8)
 def test_height_and_width_are_the_two_neighbouring_axes_that_are_long(
     shape: tuple[int, ...], layout: str, frame: tuple[int, ...], dtype: Any, high: int
 ) -> None:
-    image = image_spec("A", spaces.Box(0, high, shape, dtype))
+    image = image_of(spaces.Box(0, high, shape, dtype))
     if dtype != np.uint8 and min(frame[:2]) < 16:
         assert image is None, "a small array is more often a table"
         return
@@ -50,15 +56,15 @@ def test_height_and_width_are_the_two_neighbouring_axes_that_are_long(
     spaces.Box(-np.inf, np.inf, (64, 64, 3), np.float32),
     spaces.Box(-5, 5, (64, 64), np.float32),
     spaces.Box(0, 1, (10, 5), np.float32),
-    spaces.Dict({"image": COLOR}),
+    spaces.Dict({"table": spaces.Box(0, 255, (15, 64), np.uint8)}),
 ])  # fmt: skip
 def test_other_observations_are_vectors(space: Any) -> None:
-    assert image_spec("A", space) is None
-    assert "vectors of 12 numbers" in reading("A", space, None, 12)
+    assert image_of(space) is None
+    assert "vectors of 12 numbers" in reading("A", space, (), 12, 0)
 
 
 def test_frame_holds_each_pixel_with_its_channels_in_their_order() -> None:
-    image = image_spec("A", spaces.Box(0, 255, (2, 5, 4, 3), np.uint8), "CHWC")
+    image = image_of(spaces.Box(0, 255, (2, 5, 4, 3), np.uint8), "CHWC")
     assert image is not None
     images = np.random.default_rng(0).integers(256, size=(6, 2, 5, 4, 3), dtype=np.uint8)
     frames = image.frames(images)
@@ -70,7 +76,7 @@ def test_frame_holds_each_pixel_with_its_channels_in_their_order() -> None:
 
 @pytest.mark.parametrize(("low", "high", "dtype"), [(0, 1, np.float32), (-1, 1, np.float64), (0, 1, np.uint8)])
 def test_bounds_become_0_and_255(low: float, high: float, dtype: Any) -> None:
-    image = image_spec("A", spaces.Box(low, high, (2, 2), dtype), "HW")
+    image = image_of(spaces.Box(low, high, (2, 2), dtype), "HW")
     assert image is not None
     np.testing.assert_array_equal(image.frames(np.array([[low, high], [high, low]], dtype)), [[0, 255], [255, 0]])
     if dtype == np.float32:
@@ -80,19 +86,19 @@ def test_bounds_become_0_and_255(low: float, high: float, dtype: Any) -> None:
 
 @pytest.mark.parametrize("element", [1.5, -0.1, np.nan])
 def test_element_beyond_the_bounds_is_refused(element: float) -> None:
-    image = image_spec("A", spaces.Box(0, 1, (16, 16), np.float32))
+    image = image_of(spaces.Box(0, 1, (16, 16), np.float32))
     assert image is not None
     with pytest.raises(ValueError, match="expected 0 to 1"):
         image.frames(np.full((16, 16), element, np.float32))
 
 
 def test_layout_of_the_user_replaces_that_of_the_shape() -> None:
-    assert image_spec("A", COLOR, "vector") is None
+    assert image_of(COLOR, "vector") is None
     space = spaces.Box(-1, 1, (3, 12, 12), np.float32)
-    image = image_spec("A", space, "CHW")
+    image = image_of(space, "CHW")
     assert image is not None
     assert image.frame_shape == (12, 12, 3)
-    line = reading("A", space, image, 0)
+    line = reading("A", space, (image,), 0, 0)
     assert "12 x 12 pixels with 3 channels" in line
     assert "environment.observation_layout=CHW" in line
 
@@ -104,7 +110,7 @@ def test_layout_of_the_user_replaces_that_of_the_shape() -> None:
 ])  # fmt: skip
 def test_layout_that_the_space_does_not_have_is_refused(space: Any, layout: str, message: str) -> None:
     with pytest.raises(UsageError, match=message):
-        image_spec("A", space, layout)
+        image_of(space, layout)
 
 
 @pytest.mark.parametrize(("shape", "high"), [((3, 20, 24), 255), ((2, 20, 24, 3), 255), ((20, 24), 1)])
@@ -153,19 +159,72 @@ def test_anything_else_is_no_picture(rendered: Any) -> None:
     assert picture(rendered) is None
 
 
-def test_image_beside_numbers_is_named_in_a_warning_with_the_wrapper_that_keeps_it_alone(
+SMALL = spaces.Box(0, 255, (8, 8), np.uint8)
+NESTED = spaces.Dict({
+    "above": spaces.Dict(table=SMALL, pixels=COLOR),
+    "front": spaces.Box(0, 1, (1, 64, 48), np.float32),
+    "speed": spaces.Box(-1, 1, (3,)),
+    "gear": spaces.Discrete(3),
+})  # fmt: skip
+
+
+def observing(monkeypatch: pytest.MonkeyPatch, space: Any) -> Any:
+    """Makes `Observes` return a sample of a space, which is returned."""
+    space.seed(2)
+    monkeypatch.setattr(environments.Observes, "space", space)
+    monkeypatch.setattr(environments.Observes, "value", space.sample())
+    return environments.Observes.value
+
+
+def test_images_of_one_size_are_channels_and_everything_else_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    value = observing(monkeypatch, NESTED)
+    adapted = make(f"{OWN}Observes", "{}")
+    frame = np.concatenate([value["above"]["pixels"], np.rint(value["front"][0] * 255)[..., None]], axis=2)
+    gear = np.arange(3) == value["gear"]
+    numbers = np.concatenate([value["above"]["table"].ravel(), gear, value["speed"]])
+    for observation in (adapted.reset()[0], adapted.step(0)[0]):
+        np.testing.assert_array_equal(observation["frames"], frame)
+        np.testing.assert_allclose(observation["numbers"], numbers, rtol=1e-6)
+    described = gymnasium_tasks.describe(config(f"{OWN}Observes"))
+    assert (described.spec.frame_shape, described.spec.frame_dtype, described.spec.numbers) == (
+        (64, 48, 4),
+        "uint8",
+        70,
+    )
+    assert "above/pixels, front" in described.reading
+    assert "vectors of 70 numbers" in described.reading
+    assert described.caution == ""
+    as_vectors = gymnasium_tasks.describe(config(f"{OWN}Observes", "environment.observation_layout=vector"))
+    assert as_vectors.spec.frame_shape == (64 * 48 * 4 + 70,)
+
+
+def test_policy_takes_images_and_numbers_as_the_environment_returns_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    value = observing(monkeypatch, NESTED)
+    expected, seen = make(f"{OWN}Observes", "{}").reset()[0], []
+
+    class Algorithm:
+        def act(self, params: Any, observation: Any, *_: Any) -> Any:
+            seen.append(observation)
+            raise KeyboardInterrupt
+
+    batch: Any = create_empty_array(NESTED, 2)
+    for stack, given in ((1, value), (1, concatenate(NESTED, [value] * 2, batch)), (2, value)):
+        described = gymnasium_tasks.describe(config(f"{OWN}Observes", stack=stack))
+        with pytest.raises(KeyboardInterrupt):
+            Policy(Algorithm(), {}, described)(given)  # type: ignore[arg-type]
+        stacks = seen.pop()
+        for name, part in expected.items():
+            np.testing.assert_allclose(stacks[name], [[part] * stack] * len(stacks[name]))
+    with pytest.raises(ValueError, match="without above/table, gear, speed; expected above/pixels uint8"):
+        Policy(Algorithm(), {}, described)({"above": {"pixels": value["above"]["pixels"]}, "front": value["front"]})  # type: ignore[arg-type]
+
+
+def test_image_of_another_size_is_numbers_with_a_warning(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    numbers, table = spaces.Box(-1, 1, (3,)), spaces.Box(0, 255, (8, 8), np.uint8)
-    nested = spaces.Dict(numbers=numbers, seen=spaces.Dict(table=table, pixels=COLOR))
-    monkeypatch.setattr(environments.Observes, "space", nested)
-    monkeypatch.setattr(environments.Observes, "value", nested.sample())
-    log_reading(gymnasium_tasks.describe(config(f"{OWN}Observes")))  # in this process
+    observing(monkeypatch, spaces.Dict(hand=spaces.Box(0, 255, (32, 32), np.uint8), table=SMALL, head=COLOR))
+    described = gymnasium_tasks.describe(config(f"{OWN}Observes"))
+    assert (described.spec.frame_shape, described.spec.numbers) == (COLOR.shape, 32 * 32 + 64)
+    log_reading(described)
     [warning] = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
-    assert all(word in warning for word in (f"{OWN}Observes", "pixels", "9,216"))
-    env = environments.Observes()
-    alone = eval(warning[warning.index("gymnasium.wrappers.") :], {"gymnasium": gymnasium, "env": env})
-    assert alone.observation_space == COLOR
-    np.testing.assert_array_equal(alone.reset()[0], env.value["seen"]["pixels"])
-    for space in (COLOR, numbers, spaces.Dict(numbers=numbers, table=table)):
-        assert caution("gymnasium:x:Y", space) == ""
+    assert all(word in warning for word in (f"{OWN}Observes", "hand", "1,024 numbers", "ObservationWrapper"))

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import jax
 import numpy as np
 import pytest
 
+from apex_jax.agent.registry import make_algorithm
 from apex_jax.config import Config
 from apex_jax.config.load import load
 from apex_jax.environments.environment import EpisodeTracker, VectorEnvironment, can_render, describe
 from apex_jax.environments.gymnasium_tasks import BrokenEnvironment
 from apex_jax.host.errors import UsageError
+from apex_jax.workers.actor import STEPS_OF_A_CALL, Rollouts
 
 RIG = "jax:tests.rigs.jax_environments"
 KERNELS = ("network.kernel_sizes=[3]", "network.channels=[4]", "network.strides=[1]")
@@ -65,9 +68,33 @@ def test_unknown_name_or_parameter_of_gymnax_is_wrong_usage(task: str) -> None:
         describe(load(None, [*settings, "environment.frame_skip=1"]))
 
 
-def test_stacked_frames_are_refused() -> None:
-    with pytest.raises(UsageError, match=r"environment.frame_stack=1 environment.frame_skip=1"):
-        describe(config_of("Corridor", "environment.frame_stack=2"))
+def test_parts_of_a_dict_are_read_as_image_numbers_and_mask_and_only_valid_actions_are_played() -> None:
+    config = config_of("Several", *KERNELS, "environment.frame_stack=2", "actor.environments=4")
+    described = describe(config)
+    spec = described.spec
+    assert (spec.frame_shape, spec.numbers, spec.action.is_masked) == ((16, 18), 7, True)
+    assert "images of 16 x 18 pixels" in described.reading
+    algorithm = make_algorithm(config, spec)
+    params = algorithm.acting_params(algorithm.init(jax.random.key(0)))
+    rollouts = Rollouts(config, algorithm, np.arange(4), np.ones(4, np.float32), jax.random.key(1))
+    number, newest = 0, None
+    for step, output in rollouts.steps(rollouts.start(params)):
+        seen = step.observation
+        for i in range(4):
+            [row], [column] = np.nonzero(seen["frames"][i, -1])
+            numbers = seen["numbers"][i, -1]
+            assert (row, column) == (numbers[:6].argmax(), numbers[6])
+            assert seen["mask"][i, 0].tolist() == [int(row > 0), 1, 1]
+            assert seen["mask"][i, 0, output.action[i]], "an invalid action"
+            before = numbers if step.first[i] or newest is None else newest[i]
+            np.testing.assert_array_equal(seen["numbers"][i, 0], before)
+        newest, number = seen["numbers"][:, -1].copy(), number + 1
+    assert number == STEPS_OF_A_CALL
+
+
+def test_skipped_frames_are_refused() -> None:
+    with pytest.raises(UsageError, match=r"environment.frame_skip=1"):
+        describe(config_of("Corridor", "environment.frame_skip=2"))
 
 
 def test_steps_end_and_begin_episodes_as_those_of_other_environments() -> None:

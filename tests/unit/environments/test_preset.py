@@ -77,14 +77,14 @@ def test_configuration_that_is_named_is_used_as_it_is_and_one_that_cannot_work_i
     command = parse(["--config", "cartpole", "environment.task=Acrobot-v1"], preset_of)
     assert (command.why, command.config.total_updates) == ("", load(CONFIGS / "cartpole.yaml").total_updates)
     config = parse(["--config", "atari", f"environment.task={ENVIRONMENTS}Corridor"], preset_of).config
-    with pytest.raises(UsageError, match="or leave them and --config out"):
+    with pytest.raises(UsageError, match="or leave it and --config out"):
         describe(config)
 
 
 def test_board_with_action_masks_is_read_as_numbers() -> None:
     command = parse([f"environment.task={ENVIRONMENTS}MaskedBoard"], preset_of)
     assert describe(command.config).spec.action.is_masked
-    assert "observations are 149 numbers, actions 2 choices" in command.why
+    assert "observations are 7 x 7 x 3 numbers, actions 2 choices" in command.why
 
 
 @pytest.mark.parametrize(("task", "words"), [

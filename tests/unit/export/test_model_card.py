@@ -12,8 +12,7 @@ import yaml
 from huggingface_hub import ModelCard, ModelCardData
 
 from apex_jax.config import EnvironmentConfig
-from apex_jax.config.load import load
-from apex_jax.export.model_card import learning_rule, model_card
+from apex_jax.export.model_card import model_card
 from apex_jax.types import Part
 from tests.rigs.exported import KINDS, agent_of
 
@@ -62,22 +61,6 @@ def test_metadata_of_every_agent_is_yaml_between_two_lines(kind: str, tmp_path: 
     assert list(data) == ["library_name", "pipeline_tag", "tags", "model-index"]
     assert re.match(r"\n# Ape-X (Munchausen )?D", page)
     assert "None" not in page.replace("None is stated", "")
-
-
-@pytest.mark.parametrize(("settings", "named", "absent"), [
-    (["algorithm.name=dqn"], ["double Q-learning", "3 steps", "exponent 0.6"], ["Munchausen", "quantiles"]),
-    (["algorithm.name=dqn", "algorithm.double_q=false"], [" Q-learning"], ["double"]),
-    (["algorithm.name=dqn", "algorithm.munchausen=true", "algorithm.quantiles=9"], ["Munchausen", "9 quantiles"], []),
-    (["algorithm.name=dqn", "algorithm.atoms=51"], ["over 51 atoms"], ["Munchausen"]),
-    (["algorithm.name=dpg", "algorithm.n_step=1", "algorithm.twin_critics=true"], ["twin critics", "1 step,"], ["Q-"]),
-    (["algorithm.name=my:make", "replay.priority_exponent=0"], ["my:make", "uniform replay"], ["prioritized", "Q-"]),
-])  # fmt: skip
-def test_the_page_names_the_options_that_make_another_agent(
-    settings: list[str], named: list[str], absent: list[str]
-) -> None:
-    rule = f" {learning_rule(load(None, settings))}"
-    assert [text for text in named if text not in rule] == []
-    assert [text for text in absent if text in rule] == []
 
 
 def test_card_without_an_evaluation_states_that_there_is_none(tmp_path: Path) -> None:

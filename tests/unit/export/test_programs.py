@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -20,15 +21,18 @@ from apex_jax.export.folder import (
     STABLEHLO,
     check_outputs,
     expected_outputs,
+    observations_of,
     run_onnx,
     run_stablehlo,
+    unstacked,
     write_onnx,
     write_stablehlo,
 )
 from apex_jax.export.onnx_graph import onnx_model
 from apex_jax.host.errors import RunError
 from apex_jax.policy import Agent
-from tests.rigs.exported import KINDS, agent_of, observations_of
+from apex_jax.types import map_parts
+from tests.rigs.exported import KINDS, agent_of
 
 ACTION, VALUE = np.zeros((2, 3), np.float32), np.array([100.0, -300.0], np.float32)
 Q_VALUES = np.array([[1.0, 1.0, 0.0], [0.0, 2.0, 3.0]], np.float32)
@@ -55,11 +59,11 @@ def test_either_file_computes_what_the_policy_does(kind: str, tmp_path: Path) ->
     spec, numbered = agent.environment_spec.spec, agent.environment_spec.numbered
     write_stablehlo(tmp_path / STABLEHLO, *function_of(agent))
     assert write_onnx(tmp_path / ONNX, *function_of(agent)) == ""
-    observations = observations_of(agent.environment_spec, 9)
-    expected = expected_outputs(agent, observations.reshape(9, spec.frame_stack, *spec.frame_shape))
+    stacks = jax.tree.map(lambda x: x[:9], observations_of(spec))
+    observations, expected = map_parts(unstacked, spec.observation, stacks), expected_outputs(agent, stacks)
     for compute, file in ((run_stablehlo, STABLEHLO), (run_onnx, ONNX)):
         for count in (1, 9):
-            outputs = compute(tmp_path / file, observations[:count])
+            outputs = compute(tmp_path / file, jax.tree.map(itemgetter(slice(count)), observations))
             wanted = {name: x[:count] for name, x in expected.items()}
             assert {name: x.dtype for name, x in outputs.items()} == {name: x.dtype for name, x in wanted.items()}
             check_outputs("a program", outputs, wanted, numbered)
@@ -93,7 +97,7 @@ def test_a_network_that_needs_the_size_of_a_batch_as_a_number_is_mapped_over_the
         return {"q": x.reshape(len(x), 2, -1).sum(axis=2)}
 
     environment_spec = agent_of("a vector").environment_spec
-    like, x = any_batch(environment_spec), observations_of(environment_spec, 5)
+    like, x = any_batch(environment_spec), observations_of(environment_spec.spec)[:5, 0]
     with pytest.raises(TypeError):
         export.export(jax.jit(outputs))(like)
     exported = export.export(for_any_batch(outputs, like))(like)  # type: ignore[arg-type]

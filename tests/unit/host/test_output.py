@@ -35,20 +35,6 @@ def test_command_whose_output_is_lost_prints_no_traceback(command: str, code: in
     assert "Exception ignored" not in errors
 
 
-def test_characters_missing_in_the_terminals_encoding_are_written_with_backslashes(tmp_path: Path) -> None:
-    (tmp_path / "Größe.yaml").write_text("run_directory: runs/Größe\n")
-    command = f"{MAIN} --config {shlex.quote(str(tmp_path / 'Größe.yaml'))} --print-config"
-    code, errors = shell(f"PYTHONIOENCODING=ascii {command} >{tmp_path}/out")
-    assert (code, errors) == (0, "")
-    assert 'run_directory: "runs/Gr\\xf6\\xdfe"' in (tmp_path / "out").read_text()
-
-
-def test_command_whose_result_does_not_fit_on_disk_fails_with_the_reason() -> None:
-    code, errors = shell(f"{MAIN} --print-config >/dev/full")
-    assert code == 1
-    assert errors == "error: standard output: No space left on device; make room, or write elsewhere\n"
-
-
 @pytest.mark.long
 @pytest.mark.timeout(480)
 @pytest.mark.parametrize(("output", "expected"), [(">/dev/full 2>/dev/full", 0), ("| head -1 >/dev/null", 141)])

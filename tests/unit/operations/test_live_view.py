@@ -45,11 +45,6 @@ def line_of(**changes: object) -> str:
     return stream.getvalue().splitlines()[-1]
 
 
-def words_of(panel: list[str]) -> str:
-    """Returns the text of a panel whose rows may be broken."""
-    return " ".join(" ".join(panel).replace("│", " ").split())
-
-
 def test_view_says_when_learning_will_start_at_this_speed_and_which_key_decides() -> None:
     line = line_of(replay_size=250, frames_per_second=40.0)  # of 1,000 transitions, of four frames each
     assert "replay 250 of the 1,000 needed to start (25%), in about 0:01:15; sooner: replay.min_size_to_sample" in line
@@ -101,27 +96,6 @@ def test_every_number_is_shown_in_a_line_and_in_a_panel_within_80_columns(termin
     assert "restarted 1x: actor-0; running: learner, replay" in "\n".join(panel)
 
 
-def test_names_with_square_brackets_are_shown_as_they_are(terminal: Terminal) -> None:
-    text = "\n".join(panel_of(terminal, task="[bold]odd[/]", roles={"[dim]odd[/]": "running"}))
-    assert "[bold]odd[/]: learning" in text
-    assert "running: [dim]odd[/]" in text
-
-
-def test_address_of_the_page_is_printed_once_and_shown_in_the_panel(terminal: Terminal) -> None:
-    address, stream = "http://127.0.0.1:8765/", io.StringIO()
-    with LiveView(config(), stream, page_address=address) as view:
-        view.update(progress())
-    assert stream.getvalue().count(address) == 1
-    panel = panel_of(terminal, address)
-    assert f" {address} " in panel[-1]
-    assert max(map(cell_len, panel)) <= 80
-
-
-def test_panel_shows_warnings_whole(terminal: Terminal) -> None:
-    text = "actors wait for the learner 80% of the time: lower replay.samples_per_insert (now 4), or learn on a GPU"
-    assert f"warning: {text}" in words_of(panel_of(terminal, warnings=(text,)))
-
-
 def test_terminal_has_its_cursor_back_at_the_end_and_after_an_error(terminal: Terminal) -> None:
     view = LiveView(config(), terminal)
     assert terminal.getvalue().count("\x1b[?25l") == 1
@@ -160,16 +134,6 @@ def test_summary_lists_results_and_commands_to_look_at_them(tmp_path: Path) -> N
     assert f"checkpoint='{run}' episodes=1 video='{run}/game'" in text
     pictures = [line for line in text.splitlines() if line.startswith("Look at")]
     assert pictures == [f"Look at:     '{run}/{name}'" for name in ("curves.png", "video.mp4")]
-
-
-def test_summary_says_where_code_of_the_user_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYTHONPATH", "my files")
-    (tmp_path / CHECKPOINT).mkdir(parents=True)
-    for task, start in (("gymnasium:my_file:Env", "PYTHONPATH='my files' "), ("Pong-v5", "")):
-        changed = config(run_directory=str(tmp_path), environment=EnvironmentConfig(task=task))
-        line = next(line for line in final_summary(progress(), changed, False).splitlines() if "Play again" in line)
-        assert line.startswith(f"Play again:  {start}")
-        assert ("PYTHONPATH" in line) == bool(start)
 
 
 def test_summary_names_only_commands_and_files_that_work(tmp_path: Path) -> None:

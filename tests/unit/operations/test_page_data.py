@@ -17,7 +17,6 @@ from apex_jax.operations.live_view import rows
 from apex_jax.operations.pages import MOST_POINTS, OtherRuns, RunLines, page_data, report_data
 from apex_jax.operations.records import Record
 from apex_jax.plotting.curves import read_run
-from apex_jax.run.evaluations import Evaluation
 from tests.rigs.live_views import progress
 from tests.rigs.runs import START, make_run, write_lines
 
@@ -114,20 +113,6 @@ def test_speed_of_the_actors_is_the_growth_of_the_frames(tmp_path: Path) -> None
     [series] = charts(data_of(tmp_path))["Speed of the actors"]["series"]
     assert len(series["y"]) > 100
     assert series["y"] == pytest.approx([100.0] * len(series["y"]))
-
-
-def test_page_names_the_machine_and_the_spread_of_the_newest_evaluation(tmp_path: Path) -> None:
-    directory = make_run(tmp_path / "run", [])
-    start = {"time": START, "cores": 16, "processor": "AMD EPYC", "accelerator": "NVIDIA H100"}
-    (directory / "starts.jsonl").write_text(json.dumps(start) + "\n")
-    games = [0.0, 0.0], [-1.0, 1.0, 1.0, 0.0]
-    evaluations = [Evaluation(START, 1, 0.1, np.array(returns), seconds=2.5) for returns in games]
-    lines = [(60.0 * i, i, each.values()) for i, each in enumerate(evaluations, 1)]
-    write_lines(directory / "metrics" / "evaluator.jsonl", lines)
-    facts = dict(data_of(directory)["facts"])
-    assert facts["machine"] == "16 cores of AMD EPYC, NVIDIA H100"
-    for part in ("4 games", "2.5 s", "-1.0 to 1.0", "0.8292"):
-        assert part in facts["newest evaluation"]
 
 
 def test_lines_of_a_long_run_are_thinned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,6 @@ import pytest
 
 from apex_jax.config import Config
 from apex_jax.host.errors import RunError
-from apex_jax.operations import pages
 from apex_jax.operations.pages import RunPage, document, report_data, write_report
 from apex_jax.operations.progress import EvaluationSummary
 from tests.rigs.live_views import progress
@@ -143,14 +142,3 @@ def test_port_in_use_is_a_one_line_error_with_the_fix(config: Config) -> None:
     with socket.create_server(("127.0.0.1", config.page_port)), pytest.raises(RunError) as caught, RunPage(config):
         raise AssertionError("bound twice")
     assert f"page_port={config.page_port} " in str(caught.value)
-
-
-def test_failing_page_answers_500_and_the_run_goes_on(
-    config: Config, page: RunPage, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail(*_: object) -> None:
-        raise ValueError
-
-    monkeypatch.setattr(pages, "page_data", fail)
-    assert ask(config.page_port, "/").status == 500
-    page.finish(progress())  # logs it

@@ -58,18 +58,6 @@ def test_a_learner_shows_its_work_its_speed_its_progress_and_the_ages_of_what_it
     assert cells(report, 3.0) == ("learns", "277.1 updates/s", progress)
 
 
-@pytest.mark.parametrize(("role", "described", "work"), [
-    ("learner", {}, "waits for batches, or compiles"),
-    ("learner", {"peers": {"replay": "connecting"}}, "waits for replay (connecting)"),
-    ("learner", {"metrics": LEARNS, "peers": LOST}, "learns"),
-    ("actor", {"metrics": {"actor/steps_per_second": 9.0}, "peers": {"learner": "lost"}}, "acts"),
-    ("replay", {"metrics": {"replay/inserts_per_second": 0.0}}, "waits for segments"),
-    ("evaluator", {"does": "playing"}, "playing"),
-])  # fmt: skip
-def test_each_role_names_its_work(role: str, described: dict[str, Any], work: str) -> None:
-    assert cells(report_of(role, **described), 1.0)[0] == work
-
-
 def test_numbers_are_those_of_json() -> None:
     content = report_of(bad=np.int64(3), rates={"x": float("nan"), "y": np.float32(0.5)}).make(0.0)
     assert (content["bad"], content["rates"]) == (3, {"x": None, "y": 0.5})

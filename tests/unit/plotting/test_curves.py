@@ -80,18 +80,6 @@ def test_runs_that_differ_in_their_seed_are_one_group_and_others_are_named_by_wh
     assert [list(group.runs) for group in grouped([runs[0], other_game])] == [[runs[0], other_game]]
 
 
-def test_labels_are_short_and_distinguish_keys_of_the_same_name(tmp_path: Path) -> None:
-    overrides = ("actor.device=gpu", "learner.device=gpu", "learner.batch_size=64", "algorithm.n_step=1")
-    runs = [read_run(make_run(tmp_path / "a", [1.0])), read_run(make_run(tmp_path / "b", [1.0], overrides))]
-    assert [group.label for group in grouped(runs)] == [
-        "n_step=3, actor.device=cpu, batch_size=512, 1 more",
-        "n_step=1, actor.device=gpu, batch_size=64, 1 more",
-    ]
-    (tmp_path / "b" / "config.yaml").unlink()
-    runs[1] = read_run(tmp_path / "b")
-    assert [group.label for group in grouped(runs)] == [str(tmp_path / "a"), str(tmp_path / "b")]
-
-
 def test_value_of_a_curve_is_valid_until_the_next_one(tmp_path: Path) -> None:
     curve, late = plain_run([1.0, 2.0, 3.0]).evaluation, plain_run([5.0, 6.0]).evaluation
     late = late._replace(minutes=np.array([1.5, 2.5]))

@@ -9,31 +9,15 @@ from typing import Any
 import av
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 from PIL import Image
 
 from apex_jax.host.errors import UsageError
-from apex_jax.plotting.curves import Curve, Group, Run, bootstrap_interval, grouped, interquartile_mean, read_run
+from apex_jax.plotting.curves import Group, bootstrap_interval, grouped, interquartile_mean, read_run
 from apex_jax.plotting.plot import draw_groups, draw_run, running_mean, table
 from apex_jax.plotting.video import GIF_SECONDS, video_paths, video_writer
 from tests.rigs.recordings import RATE
 from tests.rigs.runs import make_run, plain_run
-
-
-@st.composite
-def run_with_few_evaluations(draw: st.DrawFn) -> Run:
-    """A run of 2 to 12 evaluations from -21 to 21, at any frames."""
-    frames = sorted(draw(st.sets(st.integers(1, 100), min_size=2, max_size=12)))
-    returns = draw(st.lists(st.integers(-21, 21), min_size=len(frames), max_size=len(frames)))
-    return run_of([frame * 1e5 for frame in frames], [float(value) for value in returns])
-
-
-def run_of(frames: Sequence[float], returns: Sequence[float], task: str = "Pong-v5") -> Run:
-    """A run whose minutes are its tenths of a million frames."""
-    return Run("runs/x", task, Curve(np.array(frames), np.array(frames) / 1e5, np.array(returns)), {}, {})
 
 
 def drawn(groups: Sequence[Group], folder: Path) -> Figure:
@@ -51,36 +35,6 @@ def drawn(groups: Sequence[Group], folder: Path) -> Figure:
         draw_groups(groups, folder / "x.svg")
     [figure] = figures
     return figure
-
-
-def heights(line: Line2D, positions: np.ndarray) -> np.ndarray:
-    """Returns what a drawn line shows at these positions; NaN outside of it."""
-    x, y = (np.asarray(values, np.float64) for values in line.get_data())
-    if line.get_drawstyle() == "default":
-        return np.interp(positions, x, y, left=np.nan, right=np.nan)
-    assert line.get_drawstyle() == "steps-post"
-    shown = y[np.searchsorted(x, positions, side="right") - 1]
-    return np.where((positions < x[0]) | (positions > x[-1]), np.nan, shown)
-
-
-@settings(max_examples=3, deadline=None)
-@given(runs=st.lists(run_with_few_evaluations(), min_size=2, max_size=5))
-def test_mean_and_median_are_drawn_between_the_lowest_and_the_highest_run_at_every_position(
-    tmp_path_factory: pytest.TempPathFactory, runs: list[Run]
-) -> None:
-    figure = drawn([Group("x", runs)], tmp_path_factory.getbasetemp())
-    for panel in figure.axes:
-        *of_runs, median, mean = panel.get_lines()
-        assert len(of_runs) in (len(runs), len(runs) - 1), "runs without a common time have no mean"
-        for line in (median, mean) if len(of_runs) == len(runs) else ():
-            first, last = np.asarray(line.get_xdata())[[0, -1]]
-            ends = np.concatenate([np.asarray(run.get_xdata(), np.float64) for run in of_runs])
-            positions = np.concatenate([np.linspace(first, last, 1_000), ends, np.nextafter(ends, 0)])
-            positions = positions[(positions >= first) & (positions <= last)]
-            values = np.stack([heights(run, positions) for run in of_runs])
-            shown = heights(line, positions)
-            assert (values.min(0) - 1e-9 <= shown).all()
-            assert (shown <= values.max(0) + 1e-9).all()
 
 
 def test_picture_of_a_run_and_of_groups_is_written_whole(tmp_path: Path) -> None:
@@ -117,17 +71,6 @@ def test_table_has_a_row_for_each_group_with_raw_and_normalised_scores() -> None
     assert rows[4][4:] == ["14.6, 42054.7", "", "", "100%"]
 
 
-@pytest.mark.parametrize("runs", [2, 3])
-def test_interval_is_given_from_three_runs_of_each_game(tmp_path: Path, runs: int) -> None:
-    several = [plain_run([0.0, float(i)]) for i in range(runs)]
-    other_game = [plain_run([0.0, 300.0], "Seaquest-v5") for _ in range(runs)]
-    assert ("[" in table([Group("a", several)]).splitlines()[2]) == (runs >= 3)
-    for group in (Group("a", several), Group("b", several + other_game)):
-        figure = drawn([group], tmp_path)
-        assert ("95%" in figure.legends[0].get_texts()[0].get_text()) == (runs >= 3)
-        assert [bool(panel.collections) for panel in figure.axes[:2]] == [runs >= 3] * 2, "the shaded area"
-
-
 def test_tasks_without_a_human_score_are_drawn_and_listed_each_on_its_own(tmp_path: Path) -> None:
     runs = [plain_run([1.0, 2.0]), plain_run([400.0, 450.0], "CartPole-v1"), plain_run([0.5, 0.955], "Catch-v0")]
     groups = [Group("a", runs), Group("b", runs[1:2])]
@@ -151,13 +94,6 @@ def test_tasks_without_a_human_score_are_drawn_and_listed_each_on_its_own(tmp_pa
 ])  # fmt: skip
 def test_interquartile_mean_is_that_of_the_middle_half(scores: list[float], mean: float) -> None:
     assert interquartile_mean(np.array(scores)) == pytest.approx(mean)
-
-
-@given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=30))
-def test_interquartile_mean_is_within_the_scores_and_independent_of_their_order(scores: list[float]) -> None:
-    mean = interquartile_mean(np.array(scores))
-    assert min(scores) - 1e-6 <= mean <= max(scores) + 1e-6
-    assert interquartile_mean(np.array(scores[::-1])) == mean
 
 
 def test_interval_contains_the_statistic_and_narrows_with_more_runs() -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from apex_jax.run.evaluations import FILE_NAME as EVALUATIONS
-from apex_jax.run.evaluations import Evaluation, best_evaluation, read_evaluations, return_text
+from apex_jax.run.evaluations import Evaluation, best_evaluation, read_evaluations
 
 
 def line(time: float, updates: int, returns: list[Any], **more: Any) -> dict[str, Any]:
@@ -58,12 +58,3 @@ def test_invalid_lines_of_evaluations_are_skipped(tmp_path: Path) -> None:
     assert found is not None
     assert (found.time, found.updates, found.exploration, found.returns.tolist()) == (2, 7, 0.1, [3.0])
     assert list(found.info) == ["level"]
-
-
-@pytest.mark.parametrize(("value", "text"), [
-    (0.9996, "0.9996"), (1.0, "1.0"), (-0.0, "0.0"), (1e-9, "0.0"), (-2 / 3, "-0.6667"), (16.666, "16.67"),
-    (487.25, "487.2"), (-29_981.25, "-29981.2"),
-])  # fmt: skip
-def test_returns_are_printed_with_four_digits_or_one_decimal(value: float, text: str) -> None:
-    assert return_text(value) == text
-    assert return_text(value, ",") == (f"{text[:-5]},{text[-5:]}" if abs(value) >= 1000 else text)

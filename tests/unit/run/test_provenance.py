@@ -66,29 +66,6 @@ def test_a_changed_file_of_the_users_is_named_when_the_run_resumes(
     assert first["code"] != last["code"]
 
 
-def test_chosen_settings_are_those_that_differ_from_their_defaults_with_both_values() -> None:
-    written = [
-        "seed=7",
-        "network.policy_units=[64]",
-        "environment.reward_clip=0.0",
-        "addresses.status=tcp://localhost:8080",
-    ]
-    assert provenance.chosen_settings(load(None, [*written, "run_directory=a", "learner.batch_size=512"])) == [
-        ("seed", "7", "1"),
-        ("environment.reward_clip", "0.0", "1.0"),
-        ("network.policy_units", "[64]", "[300, 200]"),
-    ]
-
-
-@pytest.mark.parametrize(("command", "shown"), [
-    ("apex-jax 'actor.x=[1, 2]' security.keys=/secret addresses.status=tcp://me:1", "apex-jax 'actor.x=[1, 2]'"),
-    ("apex-jax 'storage={url: s3://bucket/x}' run_directory=/home/me seed=1", "apex-jax seed=1"),
-    ("python main.py 'open", "python main.py 'open"),
-])  # fmt: skip
-def test_command_is_shown_without_the_settings_of_the_machine(command: str, shown: str) -> None:
-    assert provenance.shown_command(command) == shown
-
-
 def test_commit_is_the_checkouts_if_git_knows_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(provenance, "CHECKOUT", tmp_path)
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))

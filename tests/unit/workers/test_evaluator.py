@@ -111,12 +111,6 @@ def test_evaluator_waits_for_weights_that_it_can_use_and_has_not_evaluated(link:
     assert [weights and weights.updates for weights in found] == [502]
 
 
-def test_evaluating_a_run_without_a_checkpoint_is_one_line_of_error(tmp_path: Path) -> None:
-    config = config_of(tmp_path, f"evaluator.checkpoint={tmp_path}")
-    with pytest.raises(RunError, match=f"^{tmp_path}/checkpoints holds no checkpoint yet; try again after a minute"):
-        evaluator.run(config, "evaluator", StopSignal())
-
-
 def test_checkpoint_of_another_configuration_is_not_evaluated(tmp_path: Path) -> None:
     save_checkpoint(tmp_path)
     config = config_of(tmp_path / "other", f"evaluator.checkpoint={tmp_path}", "network.hidden_units=32")
