@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 import nbformat
+import numpy as np
 import optuna
 import pytest
 from nbclient import NotebookClient
@@ -21,6 +22,7 @@ from apex_jax.config.load import load
 from apex_jax.host.errors import UsageError
 from apex_jax.host.program import CONFIGS
 from examples import one_process, sweep
+from examples.picture_and_numbers import Errand
 from tests.rigs.processes import ROOT, free_tcp_addresses
 from tests.rigs.saved_runs import save_run
 
@@ -197,6 +199,26 @@ def test_own_environment_is_learned(name: str, kind: str, tmp_path: Path) -> Non
     task = f"environment.task={kind}:{name}:Docking"
     played = run(SCRIPT.parent, str(directory), task, seconds=100, script=SCRIPT.with_name("play.py"))
     assert mean_of_play(played) > -60, played.stderr
+
+
+@pytest.mark.parametrize("part", ["picture", "wanted"])
+def test_errand_has_a_twin_that_looks_the_same_in_one_part_and_pays_the_opposite(part: str) -> None:
+    rng, paid = np.random.default_rng(1), 0.0
+    for seed in range(30):
+        errand, twin = Errand(part), Errand(part)
+        np.testing.assert_array_equal(errand.reset(seed=seed)[0], twin.reset(seed=seed)[0])
+        if part == "picture":
+            twin.wanted = 1 - twin.wanted
+        else:
+            twin.things = twin.things[::-1]
+        is_over = False
+        while not is_over:
+            action = int(rng.integers(4))  # of any policy: it sees the same
+            (seen, reward, *ends, _), (also_seen, its_reward, *its_ends, _) = errand.step(action), twin.step(action)
+            np.testing.assert_array_equal(seen, also_seen)
+            assert (its_reward, its_ends) == (-reward, ends), "so the mean of both is 0"
+            is_over, paid = any(ends), paid + abs(reward)
+    assert paid > 10
 
 
 @pytest.mark.long
