@@ -194,9 +194,9 @@ class Adapted(gymnasium.Wrapper[Observation, Any, Any, Any]):
 
     Images of one size are one frame, channels side by side; the vector holds the other parts of the original
     observation in the order of its space. With them comes the mask, if there is one: 1 for each action that is valid, 0
-    for the others. Rewards and flags are Python's; `info` keeps only the number
-    of lives and, at the end of an episode, the numbers with the names that are given. BEYOND in it is 1 if a number of
-    the observation exceeds the bounds of its space, which are a hint; each of NOTES is a warning, given once.
+    for the others. Rewards and flags are Python's; `info` keeps only the number of lives and, at the end of an episode,
+    the numbers with the names that are given. BEYOND in it is 1 if a number of the observation exceeds the bounds of
+    its space, which are a hint; each of NOTES is a warning, given once.
     Every method raises BrokenEnvironment if the environment fails.
     """
 

@@ -223,7 +223,7 @@ class JaxEnvironment:
 
     def wrong_levels(self, key: jax.Array) -> str:
         """Returns a warning if a first observation, an image, exceeds the bounds by which its levels are scaled."""
-        observation = self._environment.reset(key)[0]
+        observation = self._environment.reset(key)[0] if self._images else None  # not compiled, so it may take long
         for image in self._images:
             pixels, low, high = _value_at(observation, image.path), image.low, image.high
             if not (low <= (least := pixels.min()) and (most := pixels.max()) <= high):
