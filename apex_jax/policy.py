@@ -47,6 +47,7 @@ from apex_jax.types import (
     Part,
     frames_of,
     joined,
+    map_parts,
     valid_actions,
 )
 
@@ -183,7 +184,8 @@ class Policy:
         self._stack: dict[str, np.ndarray] = {}  # by part
 
     def __repr__(self) -> str:
-        return f"Policy(observation={self.environment_spec.spec.frame_shape}, updates={self.updates:,})"
+        shapes = map_parts(lambda part: part.shape, self.environment_spec.spec.observation)
+        return f"Policy(observation={shapes}, updates={self.updates:,})"
 
     def reset(self) -> None:
         """Discards the frames seen so far: the next one starts an episode."""

@@ -303,7 +303,7 @@ class EnvironmentSpec(NamedTuple):
     """The description of a task: the observations that its environment returns and the actions that it accepts."""
 
     spec: SegmentSpec
-    parts: tuple[Part, ...] | None  # that make the vector, in order; None: not recorded, or there is no vector
+    parts: tuple[Part, ...] | None  # that make the vector, in order; None or empty: not recorded, or there is none
     low: tuple[float, ...] | None  # bounds of the elements of an action; None if actions are discrete
     high: tuple[float, ...] | None
     images: tuple[ImageSpec, ...] = ()  # that make a frame, in order; empty: the environment returns frames, or none
@@ -312,7 +312,7 @@ class EnvironmentSpec(NamedTuple):
     action_part: Part | None = None  # of an array of several discrete parts, whose combinations are numbered row by row
     frames_per_second: float | None = None  # Gymnasium, JAX: of a video; None if there can be no video
     reading: str = ""  # Gymnasium, JAX: one line that describes how observations are read
-    caution: str = ""  # Gymnasium: a warning about how observations are read
+    caution: str = ""  # Gymnasium, JAX: a warning about how observations are read
 
     def scaled(self, actions: np.ndarray) -> np.ndarray:
         """Returns actions of the spec as the environment accepts them.

@@ -47,5 +47,6 @@ if __name__ == "__main__":
     from apex_jax.main import main
 
     os.environ["PYTHONPATH"] = str(Path(__file__).parent)  # where the program's processes find this file
-    sys.argv[1:] = ["--config", "pixels", "environment.task=gymnasium:vizdoom_basic:make", *sys.argv[1:]]
+    task = ["environment.task=gymnasium:vizdoom_basic:make", "network.normalize_observations=true"]  # of the ammunition
+    sys.argv[1:] = ["--config", "pixels", *task, *sys.argv[1:]]
     sys.exit(main())

@@ -100,7 +100,7 @@ def insert_segments(store: FrameStore, slots: np.ndarray, frames: Observation, c
 
     `slots`: int32[N] in [0, C), without duplicates. `frames`: [N, L, *O]; `columns`: [N, L, ...] each.
     """
-    start, stored = 0, FrameStore(frames, {**_stored(columns)})
+    start, stored = 0, FrameStore(frames, dict[str, Array](_stored(columns)))
     while start < len(slots):
         size = next(size for size in INSERT_SIZES if start + size <= len(slots))
         part = slice(start, start + size)

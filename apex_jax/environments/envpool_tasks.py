@@ -41,7 +41,8 @@ def describe(config: Config) -> EnvironmentSpec:
         raise UsageError(f"environment.task={task}: a game for several players; choose a task for one")
     is_atari, is_pixels, actions = environment.is_atari, observation.dtype == np.uint8, action_of(task, action)
     if not is_atari and environment.frame_skip != 1:
-        raise UsageError(f"{task} has no frames to skip: set environment.frame_skip=1, or leave it and --config out")
+        fix = "set environment.frame_skip=1 environment.frame_stack=1, or leave them and --config out"
+        raise UsageError(f"{task} has no frames to skip: {fix}")
     if is_pixels and not is_atari:
         raise UsageError(f"environment.task={task}: this agent plays no pixel games but Atari's; choose one of those")
     names = parts_of(task, spec)

@@ -119,7 +119,7 @@ def described(config: Config, looked: Looked) -> EnvironmentSpec:
     """Returns the description of the run's task. Raises UsageError or BrokenEnvironment if it does not fit the run."""
     environment, task = config.environment, config.environment.task
     if environment.frame_skip > 1:
-        fix = "set environment.frame_skip=1, or leave it and --config out"
+        fix = "set environment.frame_skip=1 environment.frame_stack=1, or leave them and --config out"
         raise UsageError(f"environment.task={task}: in this environment no frames are skipped; {fix}")
     if looked.largest > (most := value_limits(config).observation):
         what = f"a number of {looked.largest:g} in an observation, at most {most:g} can be learned from"
@@ -159,7 +159,7 @@ def make(
 
     `task`: see above; `settings`: its keyword arguments, as the text of a JSON object; `max_steps`: of an episode, in
     addition to the environment's own limit; `rendered`: whether `render` is called; `seed`: of the global random
-    generators; `layout`: of its observations, see `image_spec`; `info`, `is_masked`: see `Adapted`. Raises UsageError
+    generators; `layout`: of its observations, see `image_specs`; `info`, `is_masked`: see `Adapted`. Raises UsageError
     if there is no such environment, BrokenEnvironment if it cannot be made.
     """
     function = _function_of(task, rendered)
@@ -210,7 +210,7 @@ class Adapted(gymnasium.Wrapper[Observation, Any, Any, Any]):
         info: tuple[str, ...] = (),
         is_masked: bool = False,
     ):
-        """`layout`: see `image_spec`; `info`: names; `is_masked`: whether the environment's `info` has action masks.
+        """`layout`: see `image_specs`; `info`: names; `is_masked`: whether the environment's `info` has action masks.
 
         Raises UsageError for spaces that no agent here can learn.
         """
@@ -237,6 +237,9 @@ class Adapted(gymnasium.Wrapper[Observation, Any, Any, Any]):
         self._image_spaces = [dict(self.leaves)[image.path] for image in self.images]
         self.number_leaves = [leaf for leaf in self.leaves if leaf[0] not in of_images]
         self.vector_size = sum(_vector_size(task, space) for _, space in self.number_leaves)
+        if not self.leaves or (self.images and parts_of(self.number_leaves) is None):
+            what = f"its observations are {one_line(space)}: nothing but a mask, or images and a text"
+            raise UsageError(f"environment.task={task}: {what}; wrap it in gymnasium.wrappers.TransformObservation")
         mask_size = self.num_actions * self.is_masked
         self.observation_space = observation_space(frame_shape_of(self.images), self.vector_size, mask_size)
 

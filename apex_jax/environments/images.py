@@ -21,23 +21,26 @@ LEAST_SIDE = 16  # of images that are not uint8; smaller arrays are more often t
 def image_specs(task: str, leaves: Sequence[Leaf], layout: str = "auto") -> tuple[ImageSpec, ...]:
     """Returns the parts of an observation that are read as images; the others become one vector.
 
-    `leaves`: of its space. Of a `Dict` or `Tuple`, those are images that have the sides of the largest one. `layout`:
-    `environment.observation_layout`. Raises UsageError if there is no image of such a layout.
+    `leaves`: of its space. `layout`: `environment.observation_layout`, of every `Box` with as many axes. Of several
+    images, those count that have the sides of the largest one. Raises UsageError if there is no image of such a layout.
     """
-    is_nested, is_named = len(leaves) != 1 or leaves[0][0] != (), layout not in ("auto", "vector")
-    looks = _looks_like_large_images if is_nested else _looks_like_images
-    found = [leaf for leaf in leaves if layout != "vector" and (looks(leaf[1]) or (is_named and not is_nested))]
-    if is_named and not any(len(space.shape or ()) == len(layout) for _, space in found):
-        returned = ", ".join(one_line(space) for _, space in leaves)
-        raise UsageError(f"{KEY}={layout}: environment.task={task} returns {returned}; set {KEY}=auto or vector")
-    images = [_image_spec(task, *leaf, layout) for leaf in found]
-    sides = max((image.frame_shape[:2] for image in images), default=(), key=math.prod)
-    return tuple(image for image in images if image.frame_shape[:2] == sides)
+    if layout == "vector" or not leaves:
+        return ()
+    if layout == "auto":
+        looks = _looks_like_images if leaves[0][0] == () else _looks_like_large_images
+        found = [(path, space, _layout(space.shape)) for path, space in leaves if looks(space)]
+    else:
+        boxes = [leaf for leaf in leaves if isinstance(leaf[1], spaces.Box)]
+        found = [(path, space, layout) for path, space in boxes if len(space.shape) == len(layout)]
+        if not found:
+            returned = ", ".join(one_line(space) for _, space in leaves)
+            raise UsageError(f"{KEY}={layout}: environment.task={task} returns {returned}; set {KEY}=auto or vector")
+    sides = [tuple(space.shape[axes.index(side)] for side in "HW") for _, space, axes in found]
+    largest = max(sides, default=(), key=math.prod)
+    return tuple(_image_spec(task, *each) for each, size in zip(found, sides, strict=True) if size == largest)
 
 
 def _image_spec(task: str, path: tuple[str | int, ...], space: Any, layout: str) -> ImageSpec:
-    if layout == "auto" or len(space.shape) != len(layout):
-        layout = _layout(space.shape)
     low, high = float(space.low.min()), float(space.high.max())
     if not (np.isfinite([low, high]).all() and low < high):
         what = f"{KEY}={layout}: environment.task={task} returns {one_line(space)}, whose elements have no bounds"

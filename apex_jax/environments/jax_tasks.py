@@ -78,14 +78,15 @@ class JaxEnvironment:
         self._task, self._info, self._max_steps = config.environment.task, config.metrics.info, max_steps
         self._environment = _made(config)
         space, self._action = self._environment.observation_space, self._environment.action_space
-        self._is_masked = isinstance(space, spaces.Dict) and ACTION_MASK in space.spaces
-        if isinstance(space, spaces.Dict):
+        is_discrete = isinstance(self._action, spaces.Discrete)
+        self._is_masked = is_discrete and isinstance(space, spaces.Dict) and ACTION_MASK in space.spaces
+        if self._is_masked:
             space = spaces.Dict({key: part for key, part in space.items() if key != ACTION_MASK})
         self._leaves = leaves_of(space)
         is_known = all(isinstance(leaf, spaces.Box | spaces.Discrete | spaces.MultiBinary) for _, leaf in self._leaves)
-        if not is_known or not isinstance(self._action, spaces.Box | spaces.Discrete):
+        if not self._leaves or not is_known or not isinstance(self._action, spaces.Box | spaces.Discrete):
             what = f"its spaces are {one_line(space)} and {one_line(self._action)}"
-            fix = "a JAX environment has Box, Discrete or a Dict of them, and Box or Discrete"
+            fix = "observations must be Box, Discrete, MultiBinary or a Dict or Tuple of them, actions Box or Discrete"
             raise UsageError(f"environment.task={self._task}: {what}; {fix}")
         self._action_of = action_of(self._task, self._action, is_bounded=True)
         self.no_action: np.ndarray = np.zeros_like(self._action.sample())
@@ -96,7 +97,7 @@ class JaxEnvironment:
 
     def _description(self, config: Config, space: spaces.Space[Any]) -> EnvironmentSpec:
         if config.environment.frame_skip != 1:
-            fix = "set environment.frame_skip=1, or leave it and --config out"
+            fix = "set environment.frame_skip=1 environment.frame_stack=1, or leave them and --config out"
             raise UsageError(f"environment.task={self._task}: no frames are skipped in JAX; {fix}")
         parts, masks = parts_of(self._number_leaves), self._action_of.spec.num_actions if self._is_masked else 0
         size = sum(spaces.flatdim(leaf) for _, leaf in self._number_leaves)

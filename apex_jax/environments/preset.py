@@ -60,7 +60,7 @@ def preset_of(given: Mapping[str, Any]) -> Preset:
     except UsageError:
         if not (is_auto and environment.is_gymnasium):
             raise
-        settings["environment.observation_layout"] = "vector"  # which a board with an action mask needs
+        settings["environment.observation_layout"] = "vector"  # which images beside a text need
         spec = _described(dataclasses.replace(environment, observation_layout="vector"), given.get("seed", 1)).spec
     seen = "images" if spec.has_images else "numbers"
     size = " x ".join(map(str, spec.frame_shape))

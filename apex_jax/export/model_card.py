@@ -141,6 +141,11 @@ def _observations(agent: Agent) -> str:
         text += f"; its parts {', '.join(part.name for part in parts)} are flattened and joined in this order"
     if any(part.counts for part in parts):
         text += ", numbers of a discrete space as one-hot vectors"
+    if environment_spec.images:
+        named = (
+            f"{'/'.join(map(str, image.path)) or 'observation'} ({image.layout})" for image in environment_spec.images
+        )
+        text += f"; images, as uint8 with channels last and side by side: {', '.join(named)}"
     if spec.action.is_masked:
         text += "; a mask is 1 for valid actions, 0 for the others"
     return f"{text}. Actions are the environment's own, without exploration."

@@ -71,6 +71,7 @@ def _random_actions(spec: SegmentSpec, step: Step, rng: np.random.Generator) -> 
     if not action.is_masked:
         return rng.integers(0, action.num_actions, count).astype(np.int32)
     valid = step.observation[MASK][:, -1]
+    valid = np.where(valid.any(axis=1, keepdims=True), valid, 1)  # a game in JAX may end with no valid action
     return np.array([rng.choice(np.flatnonzero(row)) for row in valid], np.int32)
 
 

@@ -24,7 +24,7 @@ from apex_jax.transport import messages
 from apex_jax.types import Array, Buffer, Flag, Integer, Real, SegmentRecord, Text
 
 MAGIC = "apex"
-PROTOCOL_VERSION = 13
+PROTOCOL_VERSION = 14
 MAX_HEADER_BYTES = 2**16
 
 Message: TypeAlias = (

@@ -50,7 +50,7 @@ def test_matplotlib_of_the_user_is_left_alone_until_a_game_of_jumanji_is_made() 
     ("AlohaHandOver-v1", {}, "; choose "),
     ("gfootball/academy_corner-v1", {}, "pixel games but Atari's"),
     ("Chess-v1", {}, "several players"),
-    ("CartPole-v1", {"frame_skip": 4}, r"environment\.frame_skip=1, or leave it and --config out"),
+    ("CartPole-v1", {"frame_skip": 4}, r"environment\.frame_stack=1, or leave them and --config out"),
 ])  # fmt: skip
 def test_task_that_cannot_be_trained_is_refused_with_what_to_choose(
     task: str, frames: dict[str, int], words: str

@@ -141,7 +141,7 @@ def test_policy_refuses_an_observation_outside_the_space_and_names_the_part(
     (f"{OWN}Unlearnable", (), r"\[16 17\].* 272 .* 256"),
     (f"{OWN}Mistaken", ("environment.settings={what: sequence}",), r"Sequence\("),
     ("gymnasium:ALE/Pong-v5", (), "gymnasium:ale_py:ALE/Pong-v5"),
-    (f"{OWN}Corridor", ("environment.frame_skip=4",), "environment.frame_skip=1, or leave it and --config out"),
+    (f"{OWN}Corridor", ("environment.frame_skip=4",), "environment.frame_stack=1, or leave them and --config out"),
     (f"{OWN}Pixels", ("environment.frame_skip=4",), "environment.frame_skip=1"),
     (f"{OWN}Pixels", (), r"network.kernel_sizes=\[8, 4, 3\]: .* 20"),
     ("gymnasium:a:b:c", (), "environment.task=gymnasium:a:b:c: "),

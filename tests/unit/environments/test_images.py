@@ -106,6 +106,8 @@ def test_layout_of_the_user_replaces_that_of_the_shape() -> None:
 @pytest.mark.parametrize(("space", "layout", "message"), [
     (COLOR, "CHWC", "environment.observation_layout=CHWC"),
     (spaces.Discrete(3), "HW", r"environment.observation_layout=HW: environment.task=A returns Discrete\(3\)"),
+    (spaces.MultiBinary((20, 20)), "HW", "environment.observation_layout=HW"),
+    (spaces.Dict(image=COLOR), "HW", "environment.observation_layout=HW"),
     (spaces.Box(-np.inf, np.inf, (64, 64), np.float32), "HW", "observation_layout=HW.*TransformObservation"),
 ])  # fmt: skip
 def test_layout_that_the_space_does_not_have_is_refused(space: Any, layout: str, message: str) -> None:
@@ -159,6 +161,7 @@ def test_anything_else_is_no_picture(rendered: Any) -> None:
     assert picture(rendered) is None
 
 
+TABLE = spaces.Box(-np.inf, np.inf, (2, 3))
 SMALL = spaces.Box(0, 255, (8, 8), np.uint8)
 NESTED = spaces.Dict({
     "above": spaces.Dict(table=SMALL, pixels=COLOR),
@@ -217,6 +220,23 @@ def test_policy_takes_images_and_numbers_as_the_environment_returns_them(monkeyp
             np.testing.assert_allclose(stacks[name], [[part] * stack] * len(stacks[name]))
     with pytest.raises(ValueError, match="without above/table, gear, speed; expected above/pixels uint8"):
         Policy(Algorithm(), {}, described)({"above": {"pixels": value["above"]["pixels"]}, "front": value["front"]})  # type: ignore[arg-type]
+
+
+def test_layout_of_the_user_chooses_the_images_of_nested_observations() -> None:
+    space = spaces.Dict(large=spaces.Box(0, 1, (17, 100, 100)), small=spaces.Box(0, 255, (9, 9), np.uint8), joint=TABLE)
+    for layout, names in (("auto", ["large"]), ("HW", ["small"]), ("CHW", ["large"]), ("vector", [])):
+        assert [image.path[0] for image in image_specs("A", leaves_of(space), layout)] == names
+
+
+@pytest.mark.parametrize("space", [
+    spaces.Dict(action_mask=spaces.MultiBinary(2)), spaces.Dict(seen=COLOR, told=spaces.Text(5)),
+])  # fmt: skip
+def test_observation_of_a_mask_alone_or_of_an_image_with_a_text_is_refused(
+    space: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    observing(monkeypatch, space)
+    with pytest.raises(UsageError, match="its observations are Dict"):
+        gymnasium_tasks.describe(config(f"{OWN}Observes"))
 
 
 def test_image_of_another_size_is_numbers_with_a_warning(

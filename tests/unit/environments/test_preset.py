@@ -77,7 +77,7 @@ def test_configuration_that_is_named_is_used_as_it_is_and_one_that_cannot_work_i
     command = parse(["--config", "cartpole", "environment.task=Acrobot-v1"], preset_of)
     assert (command.why, command.config.total_updates) == ("", load(CONFIGS / "cartpole.yaml").total_updates)
     config = parse(["--config", "atari", f"environment.task={ENVIRONMENTS}Corridor"], preset_of).config
-    with pytest.raises(UsageError, match="or leave it and --config out"):
+    with pytest.raises(UsageError, match="or leave them and --config out"):
         describe(config)
 
 
