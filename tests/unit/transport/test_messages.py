@@ -13,7 +13,7 @@ from tests.rigs.messages import KIND_NUMBERS
 
 def test_kinds_keep_their_numbers() -> None:
     assert {message.__name__: number for number, message in enumerate(wire.MESSAGES)} == KIND_NUMBERS
-    assert wire.PROTOCOL_VERSION == 13
+    assert wire.PROTOCOL_VERSION == 14
 
 
 def test_every_marked_record_is_a_message() -> None:
