@@ -63,7 +63,7 @@ class EnvironmentConfig:
         "EnvPool task: any Atari game (Breakout-v5, ...), CartPole-v1, MountainCar-v0, Catch-v0, and with continuous"
         " actions DM control (WalkerWalk-v1, ...), Gym MuJoCo (HalfCheetah-v4, ...), Pendulum-v1; or one of Gymnasium:"
         " gymnasium:ID, gymnasium:MODULE:ID (of a module that registers it), gymnasium:MODULE:FUNCTION; or one written"
-        " in JAX: gymnax:NAME, jax:MODULE:FUNCTION",
+        " in JAX: jax:PACKAGE:ID, jax:MODULE:FUNCTION",
         scope="run",
     )
     settings: JsonObject = key(

@@ -28,9 +28,9 @@ def check(config: Config) -> None:
 def _size_rules(config: Config) -> Iterator[Rule]:
     environment, actor, replay, learner = config.environment, config.actor, config.replay, config.learner
     yield "environment.task", environment.task != "", "must be a game, such as Pong-v5"
-    form = r"gymnasium:([\w.]+:)?[^:\s]+|gymnax:[^:\s]+|jax:[\w.]+:\w+"
+    form = r"gymnasium:([\w.]+:)?[^:\s]+|gymnax:[^:\s]+|jax:[\w.]+:[^:\s]+"
     is_named = re.fullmatch(form if environment.has_spaces else "[^:]*", environment.task) is not None
-    forms = "gymnasium:ID, gymnasium:MODULE:ID, gymnasium:MODULE:FUNCTION, gymnax:NAME or jax:MODULE:FUNCTION"
+    forms = "gymnasium:ID, gymnasium:MODULE:ID, gymnasium:MODULE:FUNCTION, jax:PACKAGE:ID or jax:MODULE:FUNCTION"
     yield "environment.task", is_named, f"must be {forms}"
     excess = len(config.weights_compatibility_key.encode()) - MAX_COMPATIBILITY_KEY_BYTES
     settings = max(("environment.settings", "algorithm.settings"), key=lambda name: len(attrgetter(name)(config)))

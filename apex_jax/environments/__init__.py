@@ -9,6 +9,7 @@ envpool_tasks                tasks of EnvPool, and their observations of several
 gymnasium_tasks              any environment of Gymnasium
 gymnasium_pool               many environments of Gymnasium at once, and their processes
 jax_tasks                    environments written in JAX: as pure functions, and many at once for the evaluator
+jax_packages                 environments of JAX packages as their authors wrote them
 images                       observations of Gymnasium -> pixels, by their layout
 atari_scores                 random, human and Ape-X scores of 57 games
 """

@@ -1,6 +1,6 @@
-"""Environments written in JAX: `gymnax:NAME` of the package gymnax, and `jax:MODULE:FUNCTION`, of the user.
+"""Environments written in JAX: `jax:PACKAGE:ID` of a package, `jax:MODULE:FUNCTION` of the user, `gymnax:NAME`.
 
-The function is called with `environment.settings` and returns an object with
+The function is called with `environment.settings`, and returns one of a package (see `jax_packages`) or an object with
 
     observation_space, action_space   spaces of Gymnasium: a Box, or a Dict or Tuple of Box, Discrete, MultiBinary;
                                       Discrete, or a Box of one axis with finite bounds
@@ -28,12 +28,14 @@ import numpy as np
 from gymnasium import spaces
 
 from apex_jax.config import Config
+from apex_jax.environments import jax_packages
 from apex_jax.environments.gymnasium_tasks import BrokenEnvironment
 from apex_jax.environments.images import caution, image_specs, picture, reading
+from apex_jax.environments.jax_packages import adapted
 from apex_jax.environments.task import Leaf, action_bounds, action_of, environment_spec, leaves_of, one_line, parts_of
 from apex_jax.host.errors import UsageError, first_line
 from apex_jax.host.program import installing
-from apex_jax.host.user_code import imported_names, reported
+from apex_jax.host.user_code import imported_module, reported
 from apex_jax.types import (
     ACTION_MASK,
     FRAMES,
@@ -294,42 +296,23 @@ def describe(config: Config) -> EnvironmentSpec:
 def _made(config: Config) -> Any:
     """Returns the environment of the task."""
     task, settings = config.environment.task, json.loads(config.environment.settings)
-    kind, _, name = task.partition(":")
-    if kind == "jax":
-        [function] = imported_names("environment.task", task)
-        with reported(f"environment.task={task}", BrokenEnvironment, function):
-            environment = function(**settings)
-            if not all(hasattr(environment, name) for name in ("observation_space", "action_space", "reset", "step")):
-                raise TypeError("it returned no environment with observation_space, action_space, reset and step")
-            return environment
-    if importlib.util.find_spec("gymnax") is None:
-        raise UsageError(f"environment.task={task}: gymnax is not installed; {installing('jax-envs')}")
+    setting = f"environment.task={task}"
+    package, _, name = task.removeprefix("jax:").partition(":")
+    if package == "gymnax" and importlib.util.find_spec("gymnax") is None:
+        raise UsageError(f"{setting}: gymnax is not installed; {installing('jax-envs')}")
+    with reported(setting, UsageError):
+        module = imported_module(setting, package)
+    if callable(function := getattr(module, name, None)):
+        with reported(setting, BrokenEnvironment, function):
+            return adapted(function(**settings))
+    if not jax_packages.makes(module):
+        what = f"{setting}: {module.__file__} has no function or class {name}"
+        raise UsageError(f"{what}; add it, or correct environment.task")
     try:
-        return _Gymnax(name, settings)
-    except (ValueError, TypeError) as error:  # an unknown name, or a parameter that it does not have
-        raise UsageError(f"environment.task={task}: {first_line(error)}; see gymnax.registered_envs") from None
-
-
-class _Gymnax:
-    """An environment of gymnax with the functions above."""
-
-    def __init__(self, name: str, settings: dict[str, Any]):
-        import gymnax  # imported here: an extra
-
-        self._environment, params = gymnax.make(name)
-        self._params = params.replace(**settings)
-        convert = gymnax.environments.spaces.gymnax_space_to_gym_space
-        self.observation_space = convert(self._environment.observation_space(self._params))
-        self.action_space = convert(self._environment.action_space(self._params))
-
-    def reset(self, key: jax.Array) -> tuple[jax.Array, Any]:
-        """See the head of this module, as for `step`."""
-        observation, state = self._environment.reset_env(key, self._params)
-        return observation, state
-
-    def step(self, key: jax.Array, state: Any, action: jax.Array) -> tuple[Any, ...]:
-        observation, state, reward, terminated, info = self._environment.step_env(key, state, action, self._params)
-        return observation, state, reward, terminated, self._environment.is_truncated(state, self._params), info
+        return adapted(jax_packages.made(package, name, settings))
+    except (ValueError, TypeError, KeyError) as error:  # an unknown name, or a parameter that it does not have
+        see = "; see gymnax.registered_envs" * (package == "gymnax")
+        raise UsageError(f"{setting}: {first_line(error)}{see}") from None
 
 
 # JAX environments behind the interface of EnvPool's pools, for the evaluator; actors use `workers.actor` ------------

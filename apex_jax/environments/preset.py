@@ -50,7 +50,7 @@ def preset_of(given: Mapping[str, Any]) -> Preset:
     task = environment.task
     if environment.is_atari:
         return Preset(DEFAULT_CONFIG.stem)
-    if own := OWN.get(task.removeprefix("gymnasium:")):
+    if own := OWN.get(task.removeprefix("gymnasium:").removeprefix("jax:")):
         return Preset(own, why=f"{task}: --config {own}, its own")
     is_limited, is_auto = bool(LIMITS & given.keys()), environment.observation_layout == "auto"
     # Many processes, because a step may take long.

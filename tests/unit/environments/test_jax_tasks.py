@@ -57,7 +57,7 @@ def test_what_does_not_fit_together_is_one_line_before_anything_starts(
 
 @pytest.mark.parametrize("task", ["jax:module", "jax:a-b:c", "gymnax:a:b"])
 def test_other_forms_of_the_name_are_refused(task: str) -> None:
-    with pytest.raises(UsageError, match="gymnax:NAME or jax:MODULE:FUNCTION"):
+    with pytest.raises(UsageError, match="jax:PACKAGE:ID or jax:MODULE:FUNCTION"):
         load(None, [f"environment.task={task}"])
 
 
