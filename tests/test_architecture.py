@@ -62,7 +62,7 @@ BUDGETS = {
     "apex_jax": {
         "workers": 1_977,
         "links": 1_412,
-        "environments": 1_813,
+        "environments": 1_811,
         "operations": 1_514,
         "transport": 1_107,
         "run": 1_180,
@@ -75,8 +75,8 @@ BUDGETS = {
         "host": 372,
     },
     "tests": {
-        "unit": 12_703,
-        "rigs": 2_711,
+        "unit": 12_704,
+        "rigs": 2_715,
         "system": 2_676,
         "faults": 1_413,
         "simulation": 1_441,

@@ -14,7 +14,6 @@ number for each action is the mask.
 from __future__ import annotations
 
 import importlib
-import inspect
 from typing import Any
 
 import jax
@@ -48,6 +47,8 @@ def made(package: str, name: str, settings: dict[str, Any]) -> Any:
 def adapted(environment: Any) -> Any:
     """Returns an environment, or a tuple of it and its params, as `jax_tasks` takes it. Raises TypeError."""
     environment, *params = environment if isinstance(environment, tuple) else (environment,)
+    if isinstance(getattr(environment, "observation_space", None), spaces.Space):
+        return environment  # the user's own, whatever else it has
     if hasattr(environment, "step_env"):
         return Gymnax(environment, *params)
     if hasattr(environment, "num_players"):
@@ -56,9 +57,6 @@ def adapted(environment: Any) -> Any:
         return Brax(environment)
     if not (hasattr(environment, "reset") and hasattr(environment, "step")):
         raise TypeError("it returned no environment with observation_space, action_space, reset and step")
-    takes_key = len(inspect.signature(environment.step).parameters) == 3 and not params
-    if takes_key and hasattr(environment, "observation_space") and hasattr(environment, "action_space"):
-        return environment
     return TimeSteps(environment, *params)
 
 

@@ -151,6 +151,13 @@ class Several(Corridor):
         return {"image": image, "place": place.x, "time": place.time, "action_mask": mask}
 
 
+class Sized(Corridor):
+    observation_size = num_players = 2
+
+    def step(self, key: jax.Array, state: Any, action: jax.Array, params: Any = None) -> tuple[Any, ...]:
+        return super().step(key, state, action)
+
+
 class Parts(Corridor):
     def __init__(self) -> None:
         super().__init__()

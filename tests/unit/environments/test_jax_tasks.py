@@ -28,6 +28,7 @@ def test_vectors_images_and_actions_are_read_from_the_spaces() -> None:
     vector = describe(config_of("Corridor")).spec
     assert (vector.frame_shape, vector.frame_dtype) == ((2,), "float32")
     assert vector.action.num_actions == 3
+    assert describe(config_of("Sized")).spec == vector, "the user's own, not one of a package"
     image = describe(config_of("Drawn", *IMAGE))
     assert (image.spec.frame_shape, image.spec.frame_dtype) == ((3, 6, 2), "uint8")
     assert "images of 3 x 6 pixels with 2 channels" in image.reading
