@@ -26,7 +26,7 @@ from apex_jax.config import Config
 from apex_jax.config.keys import names_code
 from apex_jax.config.load import RESULT_KEYS, check_trusted, config_of, load_run, parse_overrides
 from apex_jax.host.disk import run_of_checkpoint
-from apex_jax.host.errors import RunError, UsageError, first_line, short_repr
+from apex_jax.host.errors import RunError, UsageError, first_line
 from apex_jax.host.machine import usable_memory_bytes
 from apex_jax.host.user_code import reported
 from apex_jax.run import params_file
@@ -301,18 +301,11 @@ class Policy:
             if array.shape != batch + part.shape or len(batch) > most:
                 shapes = (f"{part.name or 'shape'} {array.shape}" for part, array in zip(parts, arrays, strict=True))
                 raise ValueError(self._mismatch(f"an observation of {', '.join(shapes)}"))
-        return np.concatenate([self._encode(*each, batch) for each in zip(parts, arrays, strict=True)], axis=-1)
-
-    def _encode(self, part: Part, array: np.ndarray, batch: tuple[int, ...]) -> np.ndarray:
-        """Returns a part as float32[..., D], as `gymnasium.spaces.flatten` encodes it."""
-        rows = array.reshape(*batch, -1)
-        if not part.counts:
-            return rows.astype(np.float32)
-        values, counts = rows.astype(np.int64) - np.array(part.starts), np.array(part.counts)
-        if not ((values >= 0) & (values < counts)).all():
-            raise ValueError(self._mismatch(f"an observation of {_with_name(part, short_repr(array.tolist()))}"))
-        places = counts.cumsum() - counts + values
-        return (places[..., None] == np.arange(counts.sum())).any(axis=-2).astype(np.float32)
+        try:
+            flat = [part.flattened(array, batch) for part, array in zip(parts, arrays, strict=True)]
+        except ValueError as error:
+            raise ValueError(self._mismatch(str(error))) from None
+        return np.concatenate(flat, axis=-1)
 
     def _mismatch(self, found: str) -> str:
         described, spec = self.environment_spec, self.environment_spec.spec

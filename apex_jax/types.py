@@ -245,6 +245,20 @@ class Part(NamedTuple):
         """Its path as a text, such as arm/0."""
         return "/".join(map(str, self.path))
 
+    def flattened(self, array: np.ndarray, batch: tuple[int, ...]) -> np.ndarray:
+        """Returns arrays [*batch, *shape] as float32[*batch, D], as `gymnasium.spaces.flatten` encodes each.
+
+        Raises ValueError for a value that is not among the counted ones.
+        """
+        rows = array.reshape(*batch, -1)
+        if not self.counts:
+            return rows.astype(np.float32)
+        values, counts = rows.astype(np.int64) - np.array(self.starts), np.array(self.counts)
+        if not ((values >= 0) & (values < counts)).all():
+            raise ValueError(" ".join(filter(None, ("an observation of", self.name, str(array.tolist())[:80]))))
+        places = counts.cumsum() - counts + values
+        return (places[..., None] == np.arange(counts.sum())).any(axis=-2).astype(np.float32)
+
 
 class ImageSpec(NamedTuple):
     """Images in an observation of Gymnasium or JAX, and how they become frames."""

@@ -113,7 +113,7 @@ def check_user_code(config: Config, spec: SegmentSpec, is_tag: Callable[[str], b
     Its functions must match the shapes and dtypes of `Algorithm`; `is_tag`: whether metrics of a tag can be written.
     """
     for key, value in code_settings(config).items():
-        if key != "environment.task":
+        if not key.startswith("environment."):
             code = imported_names(key, value)[0]
             with reported(f"{key}={value}", UsageError, code):
                 problem = next(_problems(make_algorithm(config, spec), spec, is_tag), None)

@@ -62,8 +62,9 @@ class EnvironmentConfig:
         "Pong-v5",
         "EnvPool task: any Atari game (Breakout-v5, ...), CartPole-v1, MountainCar-v0, Catch-v0, and with continuous"
         " actions DM control (WalkerWalk-v1, ...), Gym MuJoCo (HalfCheetah-v4, ...), Pendulum-v1; or one of Gymnasium:"
-        " gymnasium:ID, gymnasium:MODULE:ID (of a module that registers it), gymnasium:MODULE:FUNCTION; or one written"
-        " in JAX: jax:PACKAGE:ID, jax:MODULE:FUNCTION",
+        " gymnasium:ID, gymnasium:MODULE:ID (of a module that registers it), gymnasium:MODULE:FUNCTION; or a batch of"
+        " them, a gymnasium.vector.VectorEnv: vector:MODULE:FUNCTION; or one written in JAX: jax:PACKAGE:ID,"
+        " jax:MODULE:FUNCTION",
         scope="run",
     )
     settings: JsonObject = key(
@@ -77,6 +78,10 @@ class EnvironmentConfig:
         " vector = it is no image; auto = by its shape and bounds, which the run prints at its start",
         choices=("auto", "vector", "HW", "HWC", "CHW", "HWCC", "CHWC", "CCHW"),
         scope="run",
+    )
+    python: str = key(
+        "",
+        "gymnasium: tasks: path of the Python, 3.8 or later, in which environments run; empty = this one",
     )
     own_processes: bool = key(
         True,
@@ -107,6 +112,11 @@ class EnvironmentConfig:
         return self.task.startswith("gymnasium:")
 
     @property
+    def is_vector(self) -> bool:
+        """Whether the task is a batch of environments of Gymnasium."""
+        return self.task.startswith("vector:")
+
+    @property
     def is_jax(self) -> bool:
         """Whether the task is an environment written in JAX."""
         return self.task.startswith(("gymnax:", "jax:"))
@@ -114,7 +124,7 @@ class EnvironmentConfig:
     @property
     def has_spaces(self) -> bool:
         """Whether spaces of Gymnasium describe the task, which may be the user's, and not EnvPool."""
-        return self.is_gymnasium or self.is_jax
+        return self.is_gymnasium or self.is_vector or self.is_jax
 
 
 @dataclass(frozen=True)

@@ -107,10 +107,7 @@ def config_file(config: str) -> Path:
 
 def is_file(path: Path) -> bool:
     """Returns whether there is such a file; False for a name that no file can have."""
-    try:
-        return path.is_file()
-    except OSError:
-        return False
+    return os.path.isfile(path)
 
 
 def heading(group: str) -> str:
@@ -407,6 +404,8 @@ def code_settings(config: Config) -> dict[str, str]:
     environment, found = config.environment, {}
     if environment.has_spaces and (environment.task.count(":") > 1 or environment.settings != "{}"):
         found["environment.task"] = environment.task
+    if environment.python:
+        found |= {"environment.task": environment.task, "environment.python": environment.python}
     names = {"algorithm.name": config.algorithm.name, "network.name": config.network.name}
     return found | {key: value for key, value in names.items() if names_code(value)}
 

@@ -28,10 +28,11 @@ def check(config: Config) -> None:
 def _size_rules(config: Config) -> Iterator[Rule]:
     environment, actor, replay, learner = config.environment, config.actor, config.replay, config.learner
     yield "environment.task", environment.task != "", "must be a game, such as Pong-v5"
-    form = r"gymnasium:([\w.]+:)?[^:\s]+|gymnax:[^:\s]+|jax:[\w.]+:[^:\s]+"
+    form = r"gymnasium:([\w.]+:)?[^:\s]+|vector:[\w.]+:[^:\s]+|gymnax:[^:\s]+|jax:[\w.]+:[^:\s]+"
     is_named = re.fullmatch(form if environment.has_spaces else "[^:]*", environment.task) is not None
-    forms = "gymnasium:ID, gymnasium:MODULE:ID, gymnasium:MODULE:FUNCTION, jax:PACKAGE:ID or jax:MODULE:FUNCTION"
-    yield "environment.task", is_named, f"must be {forms}"
+    forms = "gymnasium:ID, gymnasium:MODULE:ID, gymnasium:MODULE:FUNCTION, vector:MODULE:FUNCTION, jax:PACKAGE:ID"
+    yield "environment.task", is_named, f"must be {forms} or jax:MODULE:FUNCTION"
+    yield "environment.python", environment.is_gymnasium or not environment.python, "is for tasks of gymnasium:... only"
     excess = len(config.weights_compatibility_key.encode()) - MAX_COMPATIBILITY_KEY_BYTES
     settings = max(("environment.settings", "algorithm.settings"), key=lambda name: len(attrgetter(name)(config)))
     fix = f"must be {excess} bytes shorter, to be sent to other roles; keep it in a file that your code reads"

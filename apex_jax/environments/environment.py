@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from apex_jax.config import Config
-from apex_jax.environments import envpool_tasks, gymnasium_pool
+from apex_jax.environments import batches, envpool_tasks, gymnasium_pool
+from apex_jax.environments.batches import BatchPool
 from apex_jax.environments.envpool_tasks import family_of, flattened, make_pool
 from apex_jax.environments.gymnasium_pool import GymnasiumPool
 from apex_jax.types import ActionSpec, EnvironmentSpec, Observation, SegmentSpec, StackSpec, Step, map_parts
@@ -33,6 +34,8 @@ def describe(config: Config, is_tried: bool = False) -> EnvironmentSpec:
         from apex_jax.environments import jax_tasks  # imported here, as below: JAX takes a second
 
         return jax_tasks.describe(config)
+    if config.environment.is_vector:
+        return batches.describe(config)
     if config.environment.is_gymnasium:
         return gymnasium_pool.describe(config, is_tried)
     return envpool_tasks.describe(config)
@@ -73,6 +76,8 @@ class VectorEnvironment:
         if environment.is_gymnasium:
             options = max_episode_frames, per_step or len(seeds), rendered, self._info
             self._pool: Any = GymnasiumPool(environment, environment_spec, seeds, *options)
+        elif environment.is_vector:
+            self._pool = BatchPool(config, environment_spec, seeds, per_step or len(seeds), rendered)
         elif environment.is_jax:
             from apex_jax.environments.jax_tasks import JaxPool
 

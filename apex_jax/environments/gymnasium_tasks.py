@@ -9,13 +9,10 @@ from __future__ import annotations
 import contextlib
 import errno
 import functools
-import inspect
 import itertools
 import json
-import random
 import re
 import socket
-import sys
 import traceback
 from typing import Any, NamedTuple
 
@@ -25,8 +22,11 @@ from gymnasium import spaces
 
 from apex_jax.config import Config
 from apex_jax.environments.images import caution, image_specs, picture, reading
+from apex_jax.environments.processes import Channel, ProcessEnvironment
+from apex_jax.environments.served import WrongName, check_class, function_of, seed_generators
 from apex_jax.environments.task import (
     Action,
+    BrokenEnvironment,
     action_bounds,
     action_of,
     choices_of,
@@ -36,7 +36,7 @@ from apex_jax.environments.task import (
     one_line,
     parts_of,
 )
-from apex_jax.host.errors import RunError, UsageError, first_line, short_repr
+from apex_jax.host.errors import UsageError, short_repr
 from apex_jax.host.user_code import imported_module, reported
 from apex_jax.segment_codec import value_limits
 from apex_jax.types import (
@@ -57,17 +57,12 @@ from apex_jax.types import (
 
 PREFIX = "gymnasium:"
 MANY_STEPS = 10**9  # no time limit
-OF_OLD_GYM = "wrap it in GymV21CompatibilityV0 of the package shimmy"
+OF_OLD_GYM = "it is understood in a process of its own: leave environment.own_processes=false out"
 BEYOND = "beyond_bounds"  # in the info of an observation outside its bounds: 1
 NOTES = BOUNDS, LATE_MASK, FLAT_MASK = "note_of_bounds", "note_of_late_mask", "note_of_flat_mask"  # in `info`, once
 LARGEST = float(np.finfo(np.float32).max)  # rewards and observations reach the learner as float32
 NUMBER = "ENVIRONMENT_NUMBER"  # stands for the number of an environment in environment.settings
-FORMS = "give gymnasium:ID, or gymnasium:MODULE:ID for an environment that a module registers"
 FRAMES_PER_SECOND = 30.0  # of the video of an environment that does not state its own
-
-
-class BrokenEnvironment(RunError):
-    """An environment raised an exception, ended its process, or returned a value outside its spaces."""
 
 
 class Looked(NamedTuple):
@@ -92,27 +87,30 @@ def describe(config: Config, steps: int = 0) -> EnvironmentSpec:
     return described(config, look(task, settings, layout, config.seed, steps))
 
 
-def look(task: str, settings: str, layout: str, seed: int, steps: int = 0) -> Looked:
+def look(task: str, settings: str, layout: str, seed: int, steps: int = 0, channel: Channel | None = None) -> Looked:
     """Makes an environment and looks at it; raises the errors of `make`. Arguments as there.
 
     `steps`: random ones to try it with; then raises BrokenEnvironment, see `Adapted`.
     """
-    adapted = make(task, settings, seed=seed, layout=layout)
-    metadata = adapted.metadata or {}
+    adapted = make(task, settings, seed=seed, layout=layout, channel=channel)
     if adapted.num_actions and not adapted.is_masked:  # only its first `info` shows whether it has masks
         adapted.reset(seed=seed)
         adapted.is_masked = adapted.info_has_mask
     largest = _try(adapted, seed, steps) if steps else 0.0
-    with _reported(task):
-        can_render = "rgb_array" in (metadata.get("render_modes") or ())
-        rate = float(metadata.get("render_fps") or FRAMES_PER_SECOND) if can_render else None
+    with reported_of(task):
         adapted.close()
-    leaves, images, size = adapted.leaves, adapted.images, adapted.vector_size
-    masks = adapted.num_actions * adapted.is_masked
-    line = reading(task, adapted.original_space, images, size, masks)
-    action, parts = action_of(task, adapted.env.action_space), parts_of(adapted.number_leaves)
-    about = rate, line, caution(task, leaves, images), largest
-    return Looked(frame_shape_of(images), size, action, parts, adapted.is_masked, images, *about)
+    return looked_at(adapted, adapted.metadata, largest)
+
+
+def looked_at(adapted: Adapted, metadata: dict[str, Any] | None, largest: float) -> Looked:
+    """Returns what an environment shows; `largest`: see `Looked`."""
+    task, images, size = adapted.task, adapted.images, adapted.vector_size
+    can_render = "rgb_array" in ((metadata or {}).get("render_modes") or ())
+    rate = float((metadata or {}).get("render_fps") or FRAMES_PER_SECOND) if can_render else None
+    line = reading(task, adapted.original_space, images, size, adapted.num_actions * adapted.is_masked)
+    about = rate, line, caution(task, adapted.leaves, images), largest
+    action = action_of(task, adapted.env.action_space)
+    return Looked(frame_shape_of(images), size, action, adapted.parts, adapted.is_masked, images, *about)
 
 
 def described(config: Config, looked: Looked) -> EnvironmentSpec:
@@ -154,39 +152,34 @@ def make(
     layout: str = "auto",
     info: tuple[str, ...] = (),
     is_masked: bool = False,
+    channel: Channel | None = None,
 ) -> Adapted:
     """Returns an environment.
 
     `task`: see above; `settings`: its keyword arguments, as the text of a JSON object; `max_steps`: of an episode, in
     addition to the environment's own limit; `rendered`: whether `render` is called; `seed`: of the global random
-    generators; `layout`: of its observations, see `image_specs`; `info`, `is_masked`: see `Adapted`. Raises UsageError
-    if there is no such environment, BrokenEnvironment if it cannot be made.
+    generators; `layout`: of its observations, see `image_specs`; `info`, `is_masked`: see `Adapted`; `channel`: of the
+    process in which it is made, if not in this one. Raises UsageError if there is no such environment,
+    BrokenEnvironment if it cannot be made.
     """
-    function = _function_of(task, rendered)
-    with _reported(task, function.func), contextlib.ExitStack() as opened:
+    if channel is not None:
+        function: functools.partial[Any] = functools.partial(ProcessEnvironment, channel, task, seed, rendered, info)
+    else:
+        function = _function_of(task, rendered)
+    with reported_of(task, function.func), contextlib.ExitStack() as opened:
         if NUMBER in settings:
             number = opened.enter_context(_NumberedSocket()).number
             settings = re.sub(rf'"{NUMBER}"(?!:)', str(number), settings).replace(NUMBER, str(number))
-        _seed_generators(seed)
+        seed_generators(seed)
         environment = function(**json.loads(settings))
-        _seed_generators(seed)  # the constructor may have imported torch, whose first seed is always the same
+        seed_generators(seed)  # as in `served`
+        check_class(environment, task.rpartition(":")[2])
         if not isinstance(environment, gymnasium.Env):
-            what = f"{task.rpartition(':')[2]} returned {type(environment).__name__}, not a gymnasium.Env"
-            raise TypeError(f"{what}{_fix_of_class(environment)}")
+            raise TypeError(f"{type(environment).__name__} is of old gym; {OF_OLD_GYM}")
         opened.callback(environment.close)
         adapted = Adapted(gymnasium.wrappers.TimeLimit(environment, max_steps), task, layout, info, is_masked)
         adapted.opened = opened.pop_all()
         return adapted
-
-
-def _fix_of_class(environment: object) -> str:
-    """Returns what to do with an environment of another interface."""
-    if isinstance(environment, gymnasium.vector.VectorEnv):
-        return "; it is a batch: name a function that makes one environment, of which actor.environments=N makes N"
-    if hasattr(environment, "possible_agents"):
-        return ", but one of PettingZoo; wrap it so that it has one agent, and the others are part of it"
-    is_old = any(each.__module__.split(".")[0] == "gym" for each in type(environment).__mro__)
-    return f", but one of gym; {OF_OLD_GYM}" if is_old else ""
 
 
 class Adapted(gymnasium.Wrapper[Observation, Any, Any, Any]):
@@ -222,14 +215,14 @@ class Adapted(gymnasium.Wrapper[Observation, Any, Any, Any]):
         space, action = environment.observation_space, action_of(task, environment.action_space, is_bounded=True).spec
         self.num_actions = action.num_actions if action.dtype == "int32" else 0
         self._choices = choices_of(environment.action_space) if self.num_actions else Part((), ())
-        self._counts = self._choices.counts  # of each part of an action
+        self.counts = self._choices.counts  # of each part of an action
         if isinstance(environment.action_space, spaces.MultiBinary):
             self.action_space = spaces.MultiDiscrete(np.full(self._choices.shape, 2), np.int8)
-        self._masks_are_observed = False
+        self.masks_are_observed = False
         if self.num_actions and isinstance(space, spaces.Dict) and ACTION_MASK in space.spaces:
-            self._masks_are_observed = True
+            self.masks_are_observed = True
             space = spaces.Dict({key: part for key, part in space.items() if key != ACTION_MASK})
-        self.is_masked = is_masked or self._masks_are_observed
+        self.is_masked = is_masked or self.masks_are_observed
         self.original_space = space  # without the mask
         self.leaves = leaves_of(space)
         self.images = image_specs(task, self.leaves, layout)
@@ -237,7 +230,8 @@ class Adapted(gymnasium.Wrapper[Observation, Any, Any, Any]):
         self._image_spaces = [dict(self.leaves)[image.path] for image in self.images]
         self.number_leaves = [leaf for leaf in self.leaves if leaf[0] not in of_images]
         self.vector_size = sum(_vector_size(task, space) for _, space in self.number_leaves)
-        if not self.leaves or (self.images and parts_of(self.number_leaves) is None):
+        self.parts = parts_of(self.number_leaves)
+        if not self.leaves or (self.images and self.parts is None):
             what = f"its observations are {one_line(space)}: nothing but a mask, or images and a text"
             raise UsageError(f"environment.task={task}: {what}; wrap it in gymnasium.wrappers.TransformObservation")
         mask_size = self.num_actions * self.is_masked
@@ -245,7 +239,7 @@ class Adapted(gymnasium.Wrapper[Observation, Any, Any, Any]):
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Observation, dict]:
         """Starts an episode."""
-        with _reported(self.task, self.unwrapped.reset):
+        with reported_of(self.task, self.unwrapped.reset):
             result = self.env.reset(seed=seed, options=options)
             if not isinstance(result, tuple):  # a dict or array of two elements could be unpacked
                 raise TypeError(f"reset returned a {type(result).__name__}, not the tuple (observation, info)")
@@ -257,17 +251,9 @@ class Adapted(gymnasium.Wrapper[Observation, Any, Any, Any]):
 
     def step(self, action: Any) -> tuple[Observation, float, bool, bool, dict]:
         """`action`: int, an array of ints, or float[A] within the bounds."""
-        with _reported(self.task, self.unwrapped.step):
-            if isinstance(self.env.action_space, spaces.Box):
-                action = np.clip(
-                    np.asarray(action, self.env.action_space.dtype),
-                    self.env.action_space.low,
-                    self.env.action_space.high,
-                )
-            elif isinstance(self.env.action_space, spaces.Discrete):
-                action = int(action)
+        with reported_of(self.task, self.unwrapped.step):
             try:
-                observation, reward, terminated, truncated, info = self.env.step(action)
+                observation, reward, terminated, truncated, info = self.env.step(self.accepted(action))
             except ValueError as error:
                 if "expected 5, got 4" not in str(error):
                     raise
@@ -280,6 +266,13 @@ class Adapted(gymnasium.Wrapper[Observation, Any, Any, Any]):
             adapted, beyond = self._adapted(observation, info, bool(terminated))
             return adapted, float(reward), bool(terminated), bool(truncated), kept | beyond
 
+    def accepted(self, action: Any) -> Any:
+        """Returns an action of `step` as the environment takes it."""
+        space: Any = self.env.action_space
+        if isinstance(space, spaces.Box):
+            return np.clip(np.asarray(action, space.dtype), space.low, space.high)
+        return int(action) if isinstance(space, spaces.Discrete) else action
+
     def random_action(self, observation: Observation, rng: np.random.Generator) -> Any:
         """Returns a valid action of the environment's own space; `observation`: the last one."""
         space: Any = self.env.action_space
@@ -288,7 +281,7 @@ class Adapted(gymnasium.Wrapper[Observation, Any, Any, Any]):
             return rng.uniform(low, high).astype(space.dtype)
         valid = np.flatnonzero(observation[MASK]) if self.is_masked else np.arange(self.num_actions)
         number = int(rng.choice(valid))
-        choices = np.array(np.unravel_index(number, self._counts)) + self._choices.starts
+        choices = np.array(np.unravel_index(number, self.counts)) + self._choices.starts
         return int(choices[0]) if isinstance(space, spaces.Discrete) else choices.reshape(space.shape)
 
     def render(self) -> np.ndarray | None:  # type: ignore[override]
@@ -318,7 +311,7 @@ class Adapted(gymnasium.Wrapper[Observation, Any, Any, Any]):
             parts[NUMBERS] = self._numbers(found)
         notes = self._beyond_bounds(found)
         if self.is_masked:
-            parts[MASK], of_mask = self._mask(observation if self._masks_are_observed else info, is_over)
+            parts[MASK], of_mask = self._mask(observation if self.masks_are_observed else info, is_over)
             return parts, notes | of_mask
         late = "info has an action_mask, which is ignored: reset gave none; give it there, too"
         return joined(parts), notes | (self._note(LATE_MASK, late) if self.num_actions and ACTION_MASK in info else {})
@@ -377,14 +370,14 @@ class Adapted(gymnasium.Wrapper[Observation, Any, Any, Any]):
     def _mask(self, source: Any, is_over: bool) -> tuple[np.ndarray, dict[str, str]]:
         """Returns the mask, uint8[A], and a note; all ones if the game is over, because no action follows."""
         flat = f"an action_mask of {self.num_actions} numbers is read as one of combinations, not of each part"
-        fits_both = len(self._counts) > 1 and sum(self._counts) == self.num_actions
+        fits_both = len(self.counts) > 1 and sum(self.counts) == self.num_actions
         is_flat = fits_both and not isinstance(given := source.get(ACTION_MASK, 0), tuple) and np.ndim(given) == 1
         note = self._note(FLAT_MASK, f"{flat}; give a tuple of arrays for that") if is_flat else {}
         if is_over:
             return np.ones(self.num_actions, np.uint8), note
         what, fix = "an action_mask without a valid action", "set one of its elements to 1, or return terminated"
         try:
-            valid = valid_actions(source[ACTION_MASK], self._counts)
+            valid = valid_actions(source[ACTION_MASK], self.counts)
             if valid.shape != (self.num_actions,):
                 raise ValueError(f"{valid.dtype}{list(valid.shape)}")
             if valid.any():
@@ -473,36 +466,19 @@ class _NumberedSocket(socket.socket):
                     raise
 
 
-def _seed_generators(seed: int) -> None:
-    """Seeds the global generators, whose state is else that of the fork server."""
-    random.seed(seed)
-    np.random.seed(seed % 2**32)
-    if torch := sys.modules.get("torch"):
-        torch.manual_seed(seed)
-
-
 # Names and failures ----------------------------------------------------------------------------------------------
 
 
 def _function_of(task: str, rendered: bool) -> functools.partial[Any]:
     """Returns the function that makes the environment from its settings."""
-    module_name, _, name = task.removeprefix(PREFIX).rpartition(":")
-    render_mode: dict[str, Any] = {"render_mode": "rgb_array"} if rendered else {}
-    with _reported(task):
-        module = imported_module(f"environment.task={task}", module_name) if module_name else None
-    function = getattr(module, name, None)
-    if callable(function):
-        parameters = inspect.signature(function).parameters.values()
-        takes_mode = any(item.name == "render_mode" or item.kind == item.VAR_KEYWORD for item in parameters)
-        return functools.partial(function, **(render_mode if takes_mode else {}))
-    try:
-        gymnasium.spec(name)
-    except gymnasium.error.Error as error:
-        where = f"{module_name} has no function {name}, and registers no such environment; " if module_name else ""
-        forms = f"give gymnasium:ale_py:{name}" if name.startswith("ALE/") and not module_name else FORMS
-        raise UsageError(f"environment.task={task}: {where}{first_line(error)}; {forms}") from None
-    return functools.partial(gymnasium.make, name, disable_env_checker=True, **render_mode)
+    module, _, name = task.removeprefix(PREFIX).rpartition(":")
+    with reported_of(task):
+        try:
+            return function_of(imported_module(f"environment.task={task}", module) if module else None, name, rendered)
+        except WrongName as error:
+            raise UsageError(f"environment.task={task}: {error}") from None
 
 
-def _reported(task: str, function: Any = None) -> contextlib.AbstractContextManager[None]:
+def reported_of(task: str, function: Any = None) -> contextlib.AbstractContextManager[None]:
+    """See `reported`; raises BrokenEnvironment."""
     return reported(f"environment.task={task}", BrokenEnvironment, function)

@@ -14,6 +14,7 @@ number for each action is the mask.
 from __future__ import annotations
 
 import importlib
+import math
 from typing import Any
 
 import jax
@@ -78,10 +79,10 @@ class Adapted:
 
     def _named(self, observation: Any) -> dict[str, Any]:
         """Returns the leaves of an observation by name; the mask of another shape gets another name."""
-        leaves = {}
+        leaves, counts = {}, np.ravel(getattr(self.action_space, "nvec", getattr(self.action_space, "n", 0))).tolist()
         for path, leaf in jax.tree_util.tree_leaves_with_path(observation):
             name = jax.tree_util.keystr(path, simple=True, separator="/")
-            is_mask = leaf.shape == (getattr(self.action_space, "n", 0),)
+            is_mask = leaf.shape in (tuple(counts), (math.prod(counts),))
             leaves["mask" if name == ACTION_MASK and not is_mask else name] = leaf
         return leaves
 
@@ -100,8 +101,15 @@ class Adapted:
         return self._parts(observation), *others
 
 
+LIMITS = "max_timesteps", "max_steps_in_episode"
+"""Params that limit the steps of an episode, in craftax and older versions of gymnax."""
+
+
 class Gymnax:
-    """gymnax and craftax: `step_env` does not begin the next episode. Their spaces are taken as they are."""
+    """gymnax and craftax: `step_env` does not begin the next episode. Their spaces are taken as they are.
+
+    Without `is_truncated`, an end at the limit of steps is one that there would not be with the largest limit.
+    """
 
     def __init__(self, environment: Any, params: Any = None):
         self.environment, self.params = environment, environment.default_params if params is None else params
@@ -116,8 +124,13 @@ class Gymnax:
     def step(self, key: jax.Array, state: Any, action: jax.Array) -> tuple[Any, ...]:
         """Returns observation, state, reward, terminated, truncated, info."""
         observation, state, reward, ended, info = self.environment.step_env(key, state, action, self.params)
-        is_truncated = getattr(self.environment, "is_truncated", None)
-        truncated = is_truncated(state, self.params) if is_truncated is not None else False
+        no_limit = {name: np.iinfo(np.int32).max for name in LIMITS if hasattr(self.params, name)}
+        truncated: Any = False
+        if hasattr(self.environment, "is_truncated"):
+            truncated = self.environment.is_truncated(state, self.params)
+        elif no_limit and hasattr(self.environment, "is_terminal"):
+            truncated = ended & ~self.environment.is_terminal(state, self.params.replace(**no_limit))
+            ended = ended & ~truncated
         return observation, state, reward, ended, truncated, info
 
 
@@ -177,11 +190,11 @@ class TimeSteps(Adapted):
         actions = getattr(environment, "action_spec", None) or environment.action_space
         actions = actions() if callable(actions) else actions
         count = getattr(actions, "num_values", getattr(actions, "n", None))
-        if count is not None and np.ndim(count) == 0:
-            return spaces.Discrete(int(count))
+        if count is not None:
+            return spaces.MultiDiscrete(np.asarray(count), np.int32) if np.ndim(count) else spaces.Discrete(int(count))
         if np.issubdtype(actions.dtype, np.floating):
             return spaces.Box(np.asarray(actions.minimum), np.asarray(actions.maximum), actions.shape, np.float32)
-        raise TypeError(f"its actions, {actions}, are neither one of several nor a vector of numbers")
+        raise TypeError(f"its actions, {actions}, are neither choices nor a vector of numbers")
 
     def begin(self, key: jax.Array) -> tuple[Any, Any]:
         """See `Adapted`."""

@@ -3,13 +3,13 @@
 The function is called with `environment.settings`, and returns one of a package (see `jax_packages`) or an object with
 
     observation_space, action_space   spaces of Gymnasium: a Box, or a Dict or Tuple of Box, Discrete, MultiBinary;
-                                      Discrete, or a Box of one axis with finite bounds
+                                      Discrete or MultiDiscrete, or a Box of one axis with finite bounds
     reset(key)                        returns observation, state
     step(key, state, action)          returns observation, state, reward, terminated, truncated, info
 
 `reset` and `step` are pure functions for one environment, and are compiled: `state` is any pytree of arrays, which
 keeps its shapes and dtypes. `info` is a dict, of which `metrics.info` names the numbers that become curves. The key
-`action_mask` of a Dict of observations has a number for each action and says which are valid. A method
+`action_mask` of a Dict of observations has a number for each action, or combination, and says which are valid. A method
 `render(state)`, which is not compiled, may return uint8[height, width, 3] for the video; without one, the video shows
 observations that are images.
 """
@@ -29,10 +29,19 @@ from gymnasium import spaces
 
 from apex_jax.config import Config
 from apex_jax.environments import jax_packages
-from apex_jax.environments.gymnasium_tasks import BrokenEnvironment
 from apex_jax.environments.images import caution, image_specs, picture, reading
 from apex_jax.environments.jax_packages import adapted
-from apex_jax.environments.task import Leaf, action_bounds, action_of, environment_spec, leaves_of, one_line, parts_of
+from apex_jax.environments.task import (
+    BrokenEnvironment,
+    Leaf,
+    action_bounds,
+    action_of,
+    choices_of,
+    environment_spec,
+    leaves_of,
+    one_line,
+    parts_of,
+)
 from apex_jax.host.errors import UsageError, first_line
 from apex_jax.host.program import installing
 from apex_jax.host.user_code import imported_module, reported
@@ -80,16 +89,16 @@ class JaxEnvironment:
         self._task, self._info, self._max_steps = config.environment.task, config.metrics.info, max_steps
         self._environment = _made(config)
         space, self._action = self._environment.observation_space, self._environment.action_space
-        is_discrete = isinstance(self._action, spaces.Discrete)
+        is_discrete = isinstance(self._action, spaces.Discrete | spaces.MultiDiscrete)
         self._is_masked = is_discrete and isinstance(space, spaces.Dict) and ACTION_MASK in space.spaces
         if self._is_masked:
             space = spaces.Dict({key: part for key, part in space.items() if key != ACTION_MASK})
         self._leaves = leaves_of(space)
         is_known = all(isinstance(leaf, spaces.Box | spaces.Discrete | spaces.MultiBinary) for _, leaf in self._leaves)
-        if not self._leaves or not is_known or not isinstance(self._action, spaces.Box | spaces.Discrete):
+        if not self._leaves or not is_known or not (is_discrete or isinstance(self._action, spaces.Box)):
             what = f"its spaces are {one_line(space)} and {one_line(self._action)}"
-            fix = "observations must be Box, Discrete, MultiBinary or a Dict or Tuple of them, actions Box or Discrete"
-            raise UsageError(f"environment.task={self._task}: {what}; {fix}")
+            fix = "observations must be Box, Discrete, MultiBinary or a Dict or Tuple of them"
+            raise UsageError(f"environment.task={self._task}: {what}; {fix}, actions Box, Discrete or MultiDiscrete")
         self._action_of = action_of(self._task, self._action, is_bounded=True)
         self.no_action: np.ndarray = np.zeros_like(self._action.sample())
         self._images = image_specs(self._task, self._leaves, config.environment.observation_layout)
@@ -157,7 +166,8 @@ class JaxEnvironment:
 
     def _step(self, played: Played, action: jax.Array) -> Played:
         key = jax.random.fold_in(played.key, played.calls)
-        observation, state, reward, terminated, truncated, info = self._environment.step(key, played.state, action)
+        before = jax.tree.map(lambda leaf: leaf, played.state)  # in new dicts, which `step` may change in place
+        observation, state, reward, terminated, truncated, info = self._environment.step(key, before, action)
         if ACTION_MASK in (info or {}):
             what = "info has an action_mask, which is a key of the observation in environments written in JAX"
             raise TypeError(f"{what}; give it and its space there, in a Dict")
@@ -206,15 +216,20 @@ class JaxEnvironment:
             parts[NUMBERS] = vectors[0] if len(vectors) == 1 else jnp.concatenate(vectors)
         if self._is_masked:
             mask = jnp.asarray(observation[ACTION_MASK])
-            if mask.shape != (self._action_of.spec.num_actions,):
+            counts = choices_of(self._action).counts
+            if mask.shape not in ((self._action_of.spec.num_actions,), counts):
                 raise TypeError(f"action_mask has shape {mask.shape}, not ({self._action_of.spec.num_actions},)")
-            parts[MASK] = (mask != 0).astype(jnp.uint8)
+            parts[MASK] = (mask != 0).astype(jnp.uint8).reshape(-1)
         return joined(parts)
 
     def scaled(self, action: jax.Array) -> jax.Array:
         """Returns an agent's action, int32 or float32[A] in [-1, 1], as one of the action space."""
         if isinstance(self._action, spaces.Discrete):
             return action + jnp.int32(self._action.start)
+        if isinstance(self._action, spaces.MultiDiscrete):
+            part = choices_of(self._action)
+            choices = jnp.stack(jnp.unravel_index(action, part.counts)) + jnp.array(part.starts)
+            return choices.reshape(part.shape).astype(self._action.dtype)
         low, high = action_bounds(self._action)
         return (low + (action + 1) / 2 * (high - low)).astype(self._action.dtype)
 

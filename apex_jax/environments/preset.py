@@ -9,6 +9,7 @@ from typing import Any
 from apex_jax.config import Config, EnvironmentConfig, NetworkConfig
 from apex_jax.config.load import DEFAULT_CONFIG, Preset
 from apex_jax.config.rules import check
+from apex_jax.environments.processes import described_apart
 from apex_jax.host.errors import UsageError
 from apex_jax.types import EnvironmentSpec
 
@@ -93,7 +94,7 @@ def _described(environment: EnvironmentConfig, seed: int) -> EnvironmentSpec:
     )
     check(config)  # the form of the name
     if environment.is_jax:  # in a process of its own, since the device of this one is not chosen yet
-        return gymnasium_pool.apart(_described_in_jax, (config,), environment.task, gymnasium_pool.START_SECONDS)
+        return described_apart(_described_in_jax, config)
     if environment.is_gymnasium:
         return gymnasium_pool.describe(config, is_tried=True, is_kept=True)
     return environments.describe(config)

@@ -12,7 +12,7 @@ from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Tu
 
 from apex_jax.config import Config
 from apex_jax.config.rules import check_convolutions
-from apex_jax.host.errors import UsageError
+from apex_jax.host.errors import RunError, UsageError
 from apex_jax.segment_codec import max_slots
 from apex_jax.types import (
     FRAMES,
@@ -28,6 +28,10 @@ from apex_jax.types import (
 
 UNBOUNDED = 1e6  # of an element of an action, see `action_bounds`
 MOST_COMBINATIONS = 256  # of an action of several discrete parts; each is an output of the network
+
+
+class BrokenEnvironment(RunError):
+    """An environment raised an exception, ended its process, or returned a value outside its spaces."""
 
 
 def environment_spec(
@@ -144,10 +148,11 @@ def action_spec(task: str, space: Any) -> ActionSpec:
     """Returns the spec of the actions in a space of Gymnasium. Raises UsageError if no agent has such actions."""
     if isinstance(space, Discrete):
         return ActionSpec.discrete(int(space.n))
-    if isinstance(space, MultiDiscrete | MultiBinary) and task.startswith("gymnasium:"):
+    if isinstance(space, MultiDiscrete | MultiBinary) and ":" in task:
         if (count := math.prod(choices_of(space).counts)) > MOST_COMBINATIONS:
+            wrapper = "a gymnasium.ActionWrapper" if not task.startswith("jax:") else "an environment of your own"
             what = f"its actions, {one_line(space)}, have {count:,} combinations, must be at most {MOST_COMBINATIONS}"
-            raise UsageError(f"environment.task={task}: {what}; leave some out in a gymnasium.ActionWrapper")
+            raise UsageError(f"environment.task={task}: {what}; leave some out in {wrapper}")
         return ActionSpec.discrete(count)
     if space.dtype is None or space.dtype.kind != "f" or len(space.shape) != 1:
         fix = "choose a task with discrete actions, such as Pong-v5, or with a vector of numbers, such as WalkerWalk-v1"

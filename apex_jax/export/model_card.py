@@ -77,7 +77,7 @@ def learning_rule(config: Config) -> str:
 def _source(environment: EnvironmentConfig) -> str:
     if environment.is_jax:
         return "gymnax" if environment.task.startswith("gymnax:") else "JAX"
-    return "Gymnasium" if environment.is_gymnasium else "EnvPool"
+    return "Gymnasium" if environment.has_spaces else "EnvPool"
 
 
 def metadata(agent: Agent, results: Mapping[str, Any] | None, files: Collection[str]) -> dict[str, Any]:
@@ -120,12 +120,8 @@ def _result(agent: Agent, results: Mapping[str, Any] | None) -> str:
     score, games = _score(results), results["n_eval_episodes"]
     date = results["eval_datetime"].partition("T")[0]
     what = f"Mean return and standard deviation of {games} episode{'s' * (games != 1)}"
-    spread = (
-        f" ({results['lowest']:g} to {results['highest']:g}, median {results['median']:g})"
-        if "median" in results
-        else ""
-    )
-    return f"{what}: **{score}**{spread}, raw rewards{how}; {date}."
+    spread = f"{results['lowest']:g} to {results['highest']:g}, median {results['median']:g}"
+    return f"{what}: **{score}** ({spread}), raw rewards{how}; {date}."
 
 
 def _observations(agent: Agent) -> str:

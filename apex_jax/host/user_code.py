@@ -35,6 +35,11 @@ def look_in(*folders: str) -> None:
     _more_folders[:] = folders
 
 
+def search_path() -> list[str]:
+    """Returns the folders in which another process finds the modules that `imported_module` does."""
+    return list(dict.fromkeys(map(os.path.abspath, [*sys.path, os.getcwd(), *_more_folders])))
+
+
 def imported_module(setting: str, name: str) -> Any:
     """Imports a module; the working directory is searched last, so that no file there replaces a package.
 
@@ -57,12 +62,13 @@ def imported_module(setting: str, name: str) -> Any:
 
 
 def imported_names(key: str, text: str) -> list[Any]:
-    """Returns the callables that `text` names, as [jax:]MODULE:NAME or MODULE:NAME,NAME. `key`: the setting's key.
+    """Returns the callables that `text` names, as [jax: or vector:]MODULE:NAME or MODULE:NAME,NAME.
 
+    `key`: the setting's key.
     Raises UsageError with the reason.
     """
     setting = f"{key}={text}"
-    module_name, _, names = text.removeprefix("jax:").partition(":")
+    module_name, _, names = text.removeprefix("jax:").removeprefix("vector:").partition(":")
     with reported(setting, UsageError):
         module = imported_module(setting, module_name)
     found = [getattr(module, name, None) for name in names.split(",")]

@@ -10,6 +10,7 @@ import json
 import logging
 import os
 import platform
+import re
 import shlex
 import subprocess
 import sys
@@ -114,7 +115,7 @@ def changed_settings(config: Config) -> list[str]:
 def code_digests(config: Config) -> dict[str, str]:
     """Returns the SHA-256 of each file of the user's that the settings name, by setting, such as algorithm.name=a:b."""
     files = {
-        f"{name}={value}": source_file(value.removeprefix("gymnasium:").removeprefix("jax:"))
+        f"{name}={value}": source_file(re.sub("^(gymnasium|vector|jax):", "", value))
         for name, value in code_settings(config).items()
     }
     return {setting: hashlib.sha256(file.read_bytes()).hexdigest() for setting, file in files.items() if file}

@@ -21,8 +21,8 @@ from apex_jax.agent.rollout import make_rollout
 from apex_jax.agent.segments import SegmentBuilder, spread_first_slots
 from apex_jax.config import Config
 from apex_jax.environments.environment import Episode, EpisodeTracker, VectorEnvironment, log_reading
-from apex_jax.environments.gymnasium_tasks import BrokenEnvironment
 from apex_jax.environments.jax_tasks import JaxEnvironment, environment_keys
+from apex_jax.environments.task import BrokenEnvironment
 from apex_jax.links.experience_client import ExperienceClient
 from apex_jax.links.weights_client import Weights, WeightsClient
 from apex_jax.process import ROLE_NUMBERS, StopSignal, digest_of_peer_id, new_peer_id, process_rng

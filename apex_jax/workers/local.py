@@ -91,8 +91,8 @@ class LocalRun:
         """Runs until the run's limit or a signal. Raises RunError if a role cannot be kept alive."""
         reader = ProgressReader(str(self._directory), self._config)
         try:
-            with LiveView(self._config, sys.stdout, page_address=self._page.address) as view:
-                self._view = view
+            view = self._view = LiveView(self._config, sys.stdout, page_address=self._page.address)
+            with contextlib.closing(view):
                 for role in self._roles[:-1]:
                     self._start(role)
                 while not self._stop.wait(TICK_SECONDS) and not self._is_over():
@@ -238,7 +238,8 @@ class LocalRun:
 
     def _end_processes_of_environments(self, roles: list[RoleProcess]) -> None:
         """Kills the processes that environments in a role's own process have started; they would hold its locks."""
-        has_them = self._config.environment.is_gymnasium and not self._config.environment.own_processes
+        environment = self._config.environment
+        has_them = environment.is_vector or (environment.is_gymnasium and not environment.own_processes)
         for process in [role.process for role in roles if has_them and role.process is not None]:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(process.pid, signal.SIGKILL)
@@ -253,13 +254,12 @@ class LocalRun:
 @contextlib.contextmanager
 def run_lock(directory: Path) -> Iterator[None]:
     """Locks the run directory. Raises RunError if another run holds the lock, or if it cannot be written."""
+    what = f"another run is using {directory}: stop it, or choose another run_directory"
     try:
-        descriptor = lock_file(directory / "lock")
+        descriptor = lock_file(directory / "lock", RunError(what))
     except OSError as error:
         path = error.filename or directory
         raise RunError(f"{path} cannot be written ({error.strerror}): choose another run_directory") from None
-    if descriptor is None:
-        raise RunError(f"another run is using {directory}: stop it, or choose another run_directory")
     with open(descriptor):
         yield
 

@@ -49,7 +49,8 @@ def no_screen(config: Config) -> str:
     task = config.environment.task
     if has_reference_simulator(config):
         return f"EnvPool shows no screen of {task}, but `{NAME} film RUN` plays it in its own simulator"
-    why = ': its metadata["render_modes"] does not name rgb_array' if config.environment.is_gymnasium else ""
+    is_of_class = config.environment.is_gymnasium or config.environment.is_vector
+    why = ': its metadata["render_modes"] does not name rgb_array' if is_of_class else ""
     return f"{task} has no screen{why}"
 
 

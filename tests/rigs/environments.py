@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import random
+import re
 import subprocess
 import time
 from pathlib import Path
@@ -115,7 +116,7 @@ class Hangs(Corridor):
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         while self.steps == 2:
-            time.sleep(0.01)
+            re.match("(a+)+b", "a" * 99)  # keeps Python's lock
         return super().step(action)
 
 
@@ -325,6 +326,18 @@ class Bits(Corridor):
         assert self.action_space.contains(action), action
         self.actions.append(action.tolist())
         return super().step(0)
+
+
+class Cells(Corridor):
+    """Shows its place as whole numbers, each of which is encoded one-hot, and switches."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        whole = spaces.Discrete(8, start=-1), spaces.MultiDiscrete([9, 6]), spaces.MultiBinary(3)
+        self.observation_space = spaces.Tuple(whole)
+
+    def observation(self) -> Any:
+        return np.int64(self.place - 1), np.array([self.place, LENGTH - self.place]), np.array([1, 0, 1], np.int8)
 
 
 class Cards(Tricks):

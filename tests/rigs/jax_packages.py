@@ -51,27 +51,45 @@ class _Choices(NamedTuple):
     n: int = 2
 
 
-class GymnaxWalk:
-    """As in gymnax and craftax."""
+@struct.dataclass
+class Params:
+    """As in craftax."""
 
-    default_params = 7
+    max_timesteps: int = LIMIT
 
-    def observation_space(self, params: int) -> _Space:
+
+class CraftaxWalk:
+    """As in craftax: an episode that its limit cuts off has ended, and nothing else says so."""
+
+    default_params = Params()
+
+    def observation_space(self, params: Params) -> _Space:
         return _Space((2,))
 
-    def action_space(self, params: int) -> _Choices:
+    def action_space(self, params: Params) -> _Choices:
         return _Choices()
 
-    def reset_env(self, key: Any, params: int) -> Any:
-        assert params == 7
+    def reset_env(self, key: Any, params: Params) -> Any:
         state = _begun(jax.random.key_data(key))
         return jnp.stack(state), state
 
-    def step_env(self, key: Any, state: Any, action: Any, params: int) -> Any:
-        state, ended, _ = _moved(state, action)
-        return jnp.stack(state), state, ended * 1.0, ended, {}
+    def step_env(self, key: Any, state: Any, action: Any, params: Params) -> Any:
+        assert params == self.default_params
+        state, ended, cut = _moved(state, action)
+        return jnp.stack(state), state, ended * 1.0, ended | cut, {}
 
-    def is_truncated(self, state: Any, params: int) -> Any:
+    def is_terminal(self, state: Any, params: Params) -> Any:
+        return (state.place == GOAL) | (state.time >= params.max_timesteps)
+
+
+class GymnaxWalk(CraftaxWalk):
+    """As in gymnax."""
+
+    def step_env(self, key: Any, state: Any, action: Any, params: Params) -> Any:
+        *seen, ended, info = super().step_env(key, state, action, params)
+        return *seen, ended & ~self.is_truncated(seen[1], params), info
+
+    def is_truncated(self, state: Any, params: Params) -> Any:
         return (state.place != GOAL) & (state.time == LIMIT)
 
 
@@ -116,17 +134,19 @@ class BraxState(NamedTuple):
 
 
 class BraxWalk:
-    """As in brax; an action above 0 is a step to the right."""
+    """As in brax; an action above 0 is a step to the right. Like ant, it changes the metrics of a state in place."""
 
     observation_size, action_size = 2, 1
 
     def reset(self, key: Any) -> BraxState:
-        state = _begun(key)
-        return BraxState(state, jnp.stack(state) * 1.0, jnp.zeros(()), jnp.zeros(()), {}, {"truncation": jnp.zeros(())})
+        state, zero = _begun(key), jnp.zeros(())
+        return BraxState(state, jnp.stack(state) * 1.0, zero, zero, {"survive": zero}, {"truncation": zero})
 
     def step(self, state: BraxState, action: Any) -> BraxState:
         walk, ended, cut = _moved(state.pipeline_state, (action[0] > 0).astype(jnp.int32))
-        return BraxState(walk, jnp.stack(walk) * 1.0, ended * 1.0, (ended | cut) * 1.0, {}, {"truncation": cut * 1.0})
+        state.metrics.update(survive=1.0)
+        result = walk, jnp.stack(walk) * 1.0, ended * 1.0, (ended | cut) * 1.0
+        return BraxState(*result, state.metrics, {"truncation": cut * 1.0})
 
 
 class Seen(NamedTuple):
@@ -166,6 +186,24 @@ class JumanjiWalk:
     def step(self, state: Any, action: Any) -> Any:
         state, ended, cut = _moved(state, action)
         return state, _time_step(state, ended, cut)
+
+
+class PartsWalk(JumanjiWalk):
+    """As in jumanji: an action has two parts, the first is the step, and the mask has their shape."""
+
+    action_spec = _ActionSpec(np.array([2, 3]))
+
+    def reset(self, key: Any) -> Any:
+        return self._with_mask(super().reset(key))
+
+    def step(self, state: Any, action: Any) -> Any:
+        assert action.shape == (2,)
+        return self._with_mask(super().step(state, action[0]))
+
+    def _with_mask(self, result: Any) -> Any:
+        state, step = result
+        mask = jnp.array([[state.place > 0] * 3, [True, False, True]])
+        return state, step.replace(observation=step.observation._replace(action_mask=mask))
 
 
 class XMiniGridWalk:

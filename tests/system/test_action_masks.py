@@ -12,7 +12,8 @@ import apex_jax
 from apex_jax import load_policy
 from apex_jax.config.load import load
 from apex_jax.environments.environment import VectorEnvironment, describe
-from apex_jax.environments.gymnasium_tasks import FLAT_MASK, NOTES, BrokenEnvironment, make
+from apex_jax.environments.gymnasium_tasks import FLAT_MASK, NOTES, make
+from apex_jax.environments.task import BrokenEnvironment
 from apex_jax.export.folder import write_files
 from apex_jax.host.program import CONFIGS
 from apex_jax.types import valid_actions

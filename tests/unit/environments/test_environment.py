@@ -88,18 +88,6 @@ def test_game_over_terminates_and_the_time_limit_truncates(breakout: list[Step])
     assert not any(step.terminated or step.life_lost for step in limited)
 
 
-def test_lost_life_is_marked_and_the_episode_goes_on(breakout: list[Step]) -> None:
-    for history in by_environment(breakout):
-        lost_in_game, games = 0, 0
-        for now in history[1:]:
-            lost_in_game = 0 if now.first else lost_in_game + bool(now.life_lost)
-            if now.terminated:
-                games += 1
-                assert lost_in_game == 5
-                assert now.life_lost
-        assert games >= 1
-
-
 def games(steps: list[Step]) -> list[tuple[int, list[Step]]]:
     """Returns every game that ended, with its environment."""
     found = []

@@ -6,7 +6,6 @@ import contextlib
 import logging
 import os
 import signal
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -16,22 +15,27 @@ import pytest
 
 from apex_jax.config import Config
 from apex_jax.config.load import load
-from apex_jax.environments import gymnasium_pool
+from apex_jax.environments import processes
 from apex_jax.environments.environment import VectorEnvironment, describe
-from apex_jax.environments.gymnasium_tasks import NUMBER, Adapted, BrokenEnvironment, make
+from apex_jax.environments.gymnasium_tasks import NUMBER, Adapted, make
+from apex_jax.environments.task import BrokenEnvironment
 from apex_jax.types import Step
 from tests.rigs.environments import processes_of
-from tests.rigs.processes import ROOT, wait_for_the_end_of
+from tests.rigs.processes import wait_for_the_end_of
 
 OWN = "gymnasium:tests.rigs.environments:"
-PLACES = pytest.mark.parametrize("own_processes", [True, False], ids=["processes", "in one process"])
+PLACE = {
+    "processes": "environment.own_processes=true",
+    "one process": "environment.own_processes=false",
+    "other Python": f"environment.python={sys.executable}",
+}
+PLACES = pytest.mark.parametrize("place", PLACE)
+PROCESSES = pytest.mark.parametrize("place", ["processes", "other Python"])
 
 
-def config(task: str, own_processes: bool, *overrides: str, stack: int = 1) -> Config:
+def config(task: str, place: str, *overrides: str, stack: int = 1) -> Config:
     frames = (f"environment.frame_stack={stack}", "environment.frame_skip=1", "network.kernel_sizes=[8,4,1]")
-    return load(
-        None, [f"environment.task={task}", f"environment.own_processes={own_processes}".lower(), *frames, *overrides]
-    )
+    return load(None, [f"environment.task={task}", PLACE[place], *frames, *overrides])
 
 
 def play(settings: Config, seeds: list[int], steps: int, per_step: int = 0, limit: int = 60) -> list[list[Step]]:
@@ -74,8 +78,8 @@ def alone(settings: Config, seed: int, env_id: int, steps: int, limit: int = 60)
 
 @PLACES
 @pytest.mark.parametrize("task", ["gymnasium:CartPole-v1", "gymnasium:Pendulum-v1", f"{OWN}Corridor"])
-def test_steps_are_those_of_each_environment_played_alone(task: str, own_processes: bool) -> None:
-    settings, seeds = config(task, own_processes), [5, 6, 7]
+def test_steps_are_those_of_each_environment_played_alone(task: str, place: str) -> None:
+    settings, seeds = config(task, place), [5, 6, 7]
     for env_id, steps in enumerate(play(settings, seeds, 100, per_step=2)):  # groups of two and of one
         expected = alone(settings, seeds[env_id], env_id, 100)
         for step, (observation, reward, *flags) in zip(steps, expected, strict=False):
@@ -86,13 +90,13 @@ def test_steps_are_those_of_each_environment_played_alone(task: str, own_process
 
 
 def test_endless_episode_is_truncated_at_the_limit() -> None:
-    [steps] = play(config(f"{OWN}Corridor", False, "environment.settings={length: 1000000}"), [1], 45, limit=20)
+    [steps] = play(config(f"{OWN}Corridor", "one process", "environment.settings={length: 1000000}"), [1], 45, limit=20)
     assert [i for i, step in enumerate(steps) if step.truncated] == [20, 41]
 
 
 @PLACES
-def test_environments_that_draw_from_global_generators_differ_and_repeat_with_the_seed(own_processes: bool) -> None:
-    settings = config(f"{OWN}Draws", own_processes)
+def test_environments_that_draw_from_global_generators_differ_and_repeat_with_the_seed(place: str) -> None:
+    settings = config(f"{OWN}Draws", place)
     draws = [np.array([step.observation[0] for step in steps]) for steps in play(settings, [1, 2, 3], 5)]
     for generator in range(3):
         assert len({environment[0, generator] for environment in draws}) == 3
@@ -102,18 +106,18 @@ def test_environments_that_draw_from_global_generators_differ_and_repeat_with_th
 
 
 @PLACES
-def test_environments_learn_numbers_that_differ_in_their_settings(own_processes: bool, tmp_path: Path) -> None:
+def test_environments_learn_numbers_that_differ_in_their_settings(place: str, tmp_path: Path) -> None:
     closed = tmp_path / "closed"
     numbers = f"environment.settings={{number: {NUMBER}, folder: work-{NUMBER}, closed: {closed}}}"
-    rows = play(config(f"{OWN}Draws", own_processes, numbers), [1, 2, 3], 2, per_step=2)
+    rows = play(config(f"{OWN}Draws", place, numbers), [1, 2, 3], 2, per_step=2)
     found = {round(100 * float(row[0].observation[0][3])) for row in rows}
     assert len(found) == 3
     assert {f"{number} work-{number}" for number in found} <= set(closed.read_text().splitlines())
 
 
 @PLACES
-def test_pixels_are_stacked_and_the_first_frame_of_an_episode_fills_its_stack(own_processes: bool) -> None:
-    settings = config(f"{OWN}Pixels", own_processes, stack=3)
+def test_pixels_are_stacked_and_the_first_frame_of_an_episode_fills_its_stack(place: str) -> None:
+    settings = config(f"{OWN}Pixels", place, stack=3)
     for steps in play(settings, [1, 2], 40):
         stack: np.ndarray | None = None
         for step in steps:
@@ -124,8 +128,8 @@ def test_pixels_are_stacked_and_the_first_frame_of_an_episode_fills_its_stack(ow
 
 
 @PLACES
-def test_reset_starts_new_episodes_in_mid_game_and_left_out_environments_rest(own_processes: bool) -> None:
-    settings = config(f"{OWN}Corridor", own_processes)
+def test_reset_starts_new_episodes_in_mid_game_and_left_out_environments_rest(place: str) -> None:
+    settings = config(f"{OWN}Corridor", place)
     environment = VectorEnvironment(settings, describe(settings), np.array([1, 2]), 60, per_step=1)
     steps = [environment.receive(), environment.receive()]
     environment.leave_out(np.array([1]))
@@ -139,15 +143,15 @@ def test_reset_starts_new_episodes_in_mid_game_and_left_out_environments_rest(ow
 
 
 @PLACES
-def test_screen_is_that_of_environment_0(own_processes: bool) -> None:
-    settings = config(f"{OWN}Corridor", own_processes)
+def test_screen_is_that_of_environment_0(place: str) -> None:
+    settings = config(f"{OWN}Corridor", place)
     environment = VectorEnvironment(settings, describe(settings), np.array([1, 2]), 60, per_step=1, rendered=True)
-    place = round(float(environment.receive().observation[0, 0, 1]) * 5)
+    at = round(float(environment.receive().observation[0, 0, 1]) * 5)
     environment.receive()
     screen = environment.render()
     assert screen is not None
     assert screen.shape == (64, 96, 3)
-    assert (screen == 10 * place).all()
+    assert (screen == 10 * at).all()
     environment.close()
 
 
@@ -160,7 +164,7 @@ def reset_and_step(adapted: Adapted) -> None:
     ("Old", "", "seed"),
     ("Mistaken", "reset", "reset .*dict"),
     ("Mistaken", "info", "info is .*None"),
-    ("Mistaken", "step", "step .*GymV21CompatibilityV0"),
+    ("Mistaken", "step", "step .*own_processes=false out"),
     ("Mistaken", "none", "reward is .*None"),
     ("Mistaken", "shape", "reward is "),
     ("Mistaken", "text", "reward is "),
@@ -173,72 +177,79 @@ def test_method_that_returns_or_takes_something_else_is_named_with_its_file(task
 
 @PLACES
 @pytest.mark.parametrize("at", ["reset", "step"])
-def test_exception_of_an_environment_is_one_line(at: str, own_processes: bool) -> None:
-    settings = config(f"{OWN}Raises", own_processes, f"environment.settings={{at: {at}, step: 3}}")
+def test_exception_of_an_environment_is_one_line(at: str, place: str) -> None:
+    settings = config(f"{OWN}Raises", place, f"environment.settings={{at: {at}, step: 3}}")
     with pytest.raises(BrokenEnvironment, match=rf"ValueError: the {at} failed \(.*environments.py, line \d+\)$"):
         play(settings, [1, 2], 10)
 
 
+@PROCESSES
 @pytest.mark.parametrize("made", ["true", "false"])
-def test_death_of_an_environment_s_process_when_it_is_made_or_later_is_one_line_with_its_exit_code(made: str) -> None:
-    with pytest.raises(BrokenEnvironment, match="exit code 7"):
-        play(config(f"{OWN}Dies", True, f"environment.settings={{made: {made}}}"), [1, 2], 10)
-
-
-def test_hanging_environment_is_one_line_and_its_process_is_ended(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+def test_death_of_an_environment_s_process_when_it_is_made_or_later_is_one_line_with_its_exit_code(
+    place: str, made: str
 ) -> None:
-    monkeypatch.setattr(gymnasium_pool, "ANSWER_SECONDS", 1.0)
-    monkeypatch.setattr(gymnasium_pool, "CLOSE_SECONDS", 0.2)
-    settings = config(f"{OWN}Hangs", True, f"environment.settings={{processes: {tmp_path / 'processes'}}}")
+    with pytest.raises(BrokenEnvironment, match="exit code 7"):
+        play(config(f"{OWN}Dies", place, f"environment.settings={{made: {made}}}"), [1, 2], 10)
+
+
+@PROCESSES
+def test_hanging_environment_is_one_line_and_its_process_is_ended(
+    place: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(processes, "ANSWER_SECONDS", 1.0)
+    settings = config(f"{OWN}Hangs", place, f"environment.settings={{processes: {tmp_path / 'processes'}}}")
     environment = VectorEnvironment(settings, describe(settings), np.array([1, 2]), 60)
     for _ in range(3):
         environment.send(np.zeros(2, np.int32), environment.receive().env_id)
-    with pytest.raises(BrokenEnvironment, match="one of 2 environments has not answered in time"):
+    with pytest.raises(BrokenEnvironment, match="has not answered in time"):
         environment.receive()
     environment.close()
     wait_for_the_end_of(*processes_of(tmp_path / "processes"))
 
 
-def test_environment_that_hangs_while_it_is_made_is_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    settings = config(f"{OWN}Hangs", True, f"environment.settings={{made: {tmp_path / 'made'}}}")
+@PROCESSES
+def test_environment_that_hangs_while_it_is_made_is_one_line(
+    place: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    settings = config(f"{OWN}Hangs", place, f"environment.settings={{made: {tmp_path / 'made'}}}")
     environment_spec = describe(settings)
-    monkeypatch.setattr(gymnasium_pool, "START_SECONDS", 1.0)
-    monkeypatch.setattr(gymnasium_pool, "CLOSE_SECONDS", 0.2)
-    with pytest.raises(BrokenEnvironment, match="one of 2 environments has not answered in time"):
+    monkeypatch.setattr(processes, "START_SECONDS", 1.0)
+    with pytest.raises(BrokenEnvironment, match="has not answered in time"):
         VectorEnvironment(settings, environment_spec, np.array([1, 2]), 60)
 
 
+@PROCESSES
 @pytest.mark.parametrize("end", ["closed", "failed", "killed"])
-def test_processes_that_environments_start_end_with_them(end: str, tmp_path: Path) -> None:
-    processes, closed = tmp_path / "processes", tmp_path / "closed"
+def test_processes_that_environments_start_end_with_them(place: str, end: str, tmp_path: Path) -> None:
+    started, closed = tmp_path / "processes", tmp_path / "closed"
     fails = ", step: 3" if end == "failed" else ""
     settings = config(
-        f"{OWN}Simulated", True, f"environment.settings={{processes: {processes}, closed: {closed}{fails}}}"
+        f"{OWN}Simulated", place, f"environment.settings={{processes: {started}, closed: {closed}{fails}}}"
     )
     environment_spec = describe(settings)
-    wait_for_the_end_of(*processes_of(processes))  # those of the environment that was described
-    assert os.getpid() not in processes_of(processes)[0]
+    wait_for_the_end_of(*processes_of(started))  # those of the environment that was described
+    assert os.getpid() not in processes_of(started)[0]
     assert len(closed.read_text().split()) == 1
     environment = VectorEnvironment(settings, environment_spec, np.array([1, 2]), 60, per_step=1)
-    leaders = processes_of(processes)[0][1:]
+    leaders = processes_of(started)[0][1:]
     with contextlib.closing(environment), contextlib.suppress(BrokenEnvironment):
         for number in range(8):
             step = environment.receive()
             if end == "killed" and number == 0:  # later, the number may be another process's
                 os.kill(leaders[0], signal.SIGKILL)
             environment.send(np.zeros(1, np.int32), step.env_id)
-    wait_for_the_end_of(*processes_of(processes))
+    wait_for_the_end_of(*processes_of(started))
     assert sorted(map(int, closed.read_text().split()[1:])) == sorted(leaders[1:] if end == "killed" else leaders)
 
 
+@PROCESSES
 @pytest.mark.parametrize("per_step", [1, 2])
 def test_environment_that_cannot_be_made_in_its_process_is_one_line_and_ends_the_others(
-    per_step: int, tmp_path: Path
+    place: str, per_step: int, tmp_path: Path
 ) -> None:
     processes = tmp_path / "processes"
     arguments = f"environment.settings={{processes: {processes}, closed: {tmp_path / 'closed'}, most: 2}}"
-    settings = config(f"{OWN}Simulated", True, arguments)
+    settings = config(f"{OWN}Simulated", place, arguments)
     with pytest.raises(BrokenEnvironment, match=r"ValueError: there are too many \(.*environments.py, line \d+\)$"):
         VectorEnvironment(settings, describe(settings), np.array([1, 2]), 60, per_step=per_step)
     leaders, started = processes_of(processes)
@@ -246,47 +257,12 @@ def test_environment_that_cannot_be_made_in_its_process_is_one_line_and_ends_the
     wait_for_the_end_of(leaders, started)
 
 
-SCRIPT = f"""
-import sys
-sys.path.insert(0, {str(ROOT)!r})
-if __name__ == "__main__":
-    from apex_jax.environments.gymnasium_pool import fork_server, leader
-    preloaded = "import sys; print(sys.modules['apex_jax.environments.gymnasium_pool'].__file__, flush=True)"
-    path = "import os; print([os.environ.get(name) for name in ('PYTHONPATH', 'PYTHONSAFEPATH')], flush=True)"
-    for arguments in ({{"target": exec, "args": [preloaded]}}, {{"target": leader(exec, path)}}):
-        with fork_server() as context:
-            (process := context.Process(**arguments)).start()
-        process.join()
-"""
-
-
-def test_fork_server_imports_the_code_of_its_parent_and_no_other_copy(tmp_path: Path) -> None:
-    for folder in ("installed", "working"):
-        (tmp_path / folder / "apex_jax").mkdir(parents=True)
-        (tmp_path / folder / "apex_jax" / "__init__.py").write_text("raise ImportError('another copy')")
-    (tmp_path / "script.py").write_text(SCRIPT)
-    variables = {**os.environ, "PYTHONPATH": str(tmp_path / "installed")}
-    variables.pop("PYTHONSAFEPATH", None)
-    command = [sys.executable, str(tmp_path / "script.py")]
-    printed = subprocess.check_output(command, text=True, timeout=120, cwd=tmp_path / "working", env=variables)
-    pool = ROOT / "apex_jax" / "environments" / "gymnasium_pool.py"
-    assert printed.splitlines() == [str(pool), str([str(tmp_path / "installed"), None])]
-
-
-def test_long_folder_of_temporary_files_leaves_room_for_the_path_of_a_socket(tmp_path: Path) -> None:
-    long = tmp_path / ("x" * 80)
-    long.mkdir()
-    (tmp_path / "script.py").write_text(SCRIPT)
-    command, variables = [sys.executable, str(tmp_path / "script.py")], {**os.environ, "TMPDIR": str(long)}
-    assert len(subprocess.check_output(command, text=True, timeout=120, env=variables).splitlines()) == 2
-
-
 @PLACES
 def test_numbers_beyond_their_bounds_are_used_as_they_are_with_one_warning_and_a_count(
-    own_processes: bool, caplog: pytest.LogCaptureFixture
+    place: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
-    rows = play(config(f"{OWN}Long", own_processes), [1, 2], steps=10)
+    rows = play(config(f"{OWN}Long", place), [1, 2], steps=10)
     assert {float(step.observation[0, 0]) for row in rows for step in row} == {3.0}, "the length"
     warning, count = (record for record in caplog.records if "beyond" in record.message)
     assert warning.levelname == "WARNING"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import re
-import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,8 +21,9 @@ from apex_jax.config import Config
 from apex_jax.config.load import load
 from apex_jax.environments import gymnasium_tasks
 from apex_jax.environments.environment import VectorEnvironment, describe
-from apex_jax.environments.gymnasium_tasks import NUMBER, Adapted, BrokenEnvironment, make
+from apex_jax.environments.gymnasium_tasks import NUMBER, Adapted, make
 from apex_jax.environments.task import (
+    BrokenEnvironment,
     action_bounds,
     action_of,
     action_space,
@@ -35,7 +35,7 @@ from apex_jax.environments.task import (
 from apex_jax.host.errors import UsageError
 from apex_jax.policy import Policy
 from apex_jax.run.environment_spec import read_environment_spec, record_environment_spec
-from apex_jax.types import ActionSpec, EnvironmentSpec, SegmentSpec
+from apex_jax.types import ActionSpec, EnvironmentSpec, SegmentSpec, named_parts
 from tests.rigs import environments
 
 OWN = "gymnasium:tests.rigs.environments:"
@@ -96,22 +96,22 @@ def test_policy_takes_what_the_environment_returns_alone_in_a_batch_and_flattene
     expected = np.array([spaces.flatten(space, each) for each in observations], np.float32)
     for observation, vector in zip(observations, expected, strict=True):
         assert policy(observation) == 0
-        assert seen.vectors.tolist() == [vector.tolist()]
+        assert seen.stacks.tolist() == [[vector.tolist()]]
     empty: Any = create_empty_array(space, 5)
     batch = concatenate(space, observations, empty)  # as Gymnasium's vector environments do
     for given in (batch, expected):
         assert policy(given).tolist() == [0] * 5
-        np.testing.assert_array_equal(seen.vectors, expected)
+        np.testing.assert_array_equal(seen.stacks[:, 0], expected)
 
 
 class Seen:
-    """An algorithm that always acts `action`."""
+    """An algorithm that always acts `action`, and keeps the stacks that it sees."""
 
     action: Any = np.int32(0)
 
-    def act(self, params: Any, stacks: np.ndarray, *_: Any) -> Any:
-        self.vectors = stacks[:, 0]
-        return SimpleNamespace(action=np.stack([self.action] * len(stacks)), value=np.zeros(len(stacks)))
+    def act(self, params: Any, stacks: Any, *_: Any) -> Any:
+        self.stacks, count = stacks, len(next(iter(named_parts(stacks).values())))
+        return SimpleNamespace(action=np.stack([self.action] * count), value=np.zeros(count))
 
 
 @pytest.mark.parametrize(("name", "observation", "message"), [
@@ -139,6 +139,7 @@ def test_policy_refuses_an_observation_outside_the_space_and_names_the_part(
     ("gymnasium:no_such_module:Env-v0", (), "no_such_module"),
     (f"{OWN}Corridr", (), "Corridr"),
     (f"{OWN}Unlearnable", (), r"\[16 17\].* 272 .* 256"),
+    (f"{OWN}Bits", ("environment.settings={size: 9}",), r"MultiBinary\(9\).* 512 combinations, must be at most 256"),
     (f"{OWN}Mistaken", ("environment.settings={what: sequence}",), r"Sequence\("),
     ("gymnasium:ALE/Pong-v5", (), "gymnasium:ale_py:ALE/Pong-v5"),
     (f"{OWN}Corridor", ("environment.frame_skip=4",), "environment.frame_stack=1, or leave them and --config out"),
@@ -273,11 +274,6 @@ def test_film_has_the_rate_of_the_environment() -> None:
     assert gymnasium_tasks.describe(config("gymnasium:FrozenLake-v1")).frames_per_second == frozen_lake
 
 
-def test_processes_of_environments_import_neither_envpool_nor_jax() -> None:
-    code = "import sys, apex_jax.environments.gymnasium_pool; print({'envpool', 'jax', 'zmq'} & set(sys.modules))"
-    assert subprocess.check_output([sys.executable, "-c", code], text=True, timeout=60) == "set()\n"
-
-
 def test_module_of_the_working_directory_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "environments_of_a_user.py").write_text("from tests.rigs.environments import Corridor as Mine\n")
     monkeypatch.chdir(tmp_path)
@@ -298,11 +294,6 @@ def test_bounds_beyond_a_million_count_as_minus_1_and_1(low: Any, high: Any, bou
     found = action_bounds(Box(np.array(low, np.float64), np.array(high, np.float64), dtype=np.float64))
     np.testing.assert_array_equal(found, bounds)
     assert {bound.dtype for bound in found} == {np.dtype(np.float64)}
-
-
-def test_whole_numbers_or_a_vector_are_actions() -> None:
-    assert action_spec("A", Discrete(3)) == action_spec("A", Discrete(3, start=-1)) == ActionSpec.discrete(3)
-    assert action_spec("A", Box(-2, 2, (4,), np.float32)) == ActionSpec.continuous(4)
 
 
 @pytest.mark.parametrize(("low", "high"), [(2, np.inf), (-np.inf, 0), (-np.inf, np.inf), (-1e10, 1e10), (0, 2e6)])
@@ -339,44 +330,34 @@ def test_space_contains_every_action_of_actors_and_policies(what: str) -> None:
     environment.close()
 
 
-def test_every_combination_of_several_discrete_parts_reaches_the_environment_and_the_user(tmp_path: Path) -> None:
-    settings = config(f"{OWN}Combines", "environment.own_processes=false")
+@pytest.mark.parametrize(("made", "count", "first_second_and_last"), [
+    (environments.Combines, 24, ([[0, -1], [5, 1]], [[0, -1], [5, 2]], [[1, 1], [5, 4]])),
+    (environments.Bits, 8, ([0, 0, 0], [0, 0, 1], [1, 1, 1])),
+])  # fmt: skip
+def test_every_combination_of_several_discrete_parts_reaches_the_environment_and_the_user(
+    made: Any, count: int, first_second_and_last: Any, tmp_path: Path
+) -> None:
+    settings = config(f"{OWN}{made.__name__}", "environment.own_processes=false")
     environment_spec = describe(settings)
-    spec = environment_spec.spec
-    assert spec.action == ActionSpec.discrete(24)
+    assert environment_spec.spec.action == ActionSpec.discrete(count)
     record_environment_spec(tmp_path, environment_spec)
     environment_spec, seen = read_environment_spec(tmp_path), Seen()
     policy = Policy(seen, {}, environment_spec)  # type: ignore[arg-type]
     environment = VectorEnvironment(settings, environment_spec, np.zeros(1, np.int64), 60)
     environment.receive()
     found = []
-    for number in range(24):
+    for number in range(count):
         environment.send(np.array([number], np.int32), np.zeros(1, np.int32))
         environment.receive()
         seen.action = np.int32(number)
         of_policy = policy(environments.Corridor().observation())
-        assert environments.Combines().action_space.contains(of_policy)
-        np.testing.assert_array_equal(of_policy, environments.Combines.actions[-1])
+        assert made().action_space.contains(of_policy)
+        np.testing.assert_array_equal(of_policy, made.actions[-1])
         assert environment_spec.numbered(of_policy[None]) == [number]
         found.append(of_policy.tolist())
     environment.close()
-    assert len({str(action) for action in found}) == 24
-    assert (found[0], found[1], found[23]) == ([[0, -1], [5, 1]], [[0, -1], [5, 2]], [[1, 1], [5, 4]])
-
-
-def test_every_combination_of_switches_reaches_the_environment_and_nine_are_too_many() -> None:
-    settings = config(f"{OWN}Bits", "environment.own_processes=false")
-    described = describe(settings)
-    assert described.spec.action == ActionSpec.discrete(8)
-    environment = VectorEnvironment(settings, described, np.zeros(1, np.int64), 60)
-    environment.receive()
-    for number in range(8):
-        environment.send(np.array([number], np.int32), np.zeros(1, np.int32))
-        environment.receive()
-        assert environments.Bits.actions[-1] == [number >> 2, number >> 1 & 1, number & 1]
-    environment.close()
-    with pytest.raises(UsageError, match=r"MultiBinary\(9\).* 512 combinations, must be at most 256"):
-        describe(config(f"{OWN}Bits", "environment.settings={size: 9}"))
+    assert len({str(action) for action in found}) == count
+    assert (found[0], found[1], found[-1]) == first_second_and_last
 
 
 def test_number_that_cannot_be_learned_from_is_found_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:

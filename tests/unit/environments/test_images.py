@@ -18,7 +18,7 @@ from apex_jax.environments.task import leaves_of
 from apex_jax.host.errors import UsageError
 from apex_jax.policy import Policy
 from tests.rigs import environments
-from tests.unit.environments.test_gymnasium_tasks import OWN, config
+from tests.unit.environments.test_gymnasium_tasks import OWN, Seen, config
 
 COLOR = spaces.Box(0, 255, (64, 48, 3), np.uint8)
 
@@ -120,25 +120,18 @@ def test_layout_that_the_space_does_not_have_is_refused(space: Any, layout: str,
 def test_policy_takes_the_images_that_the_environment_returns(shape: tuple[int, ...], high: int, stack: int) -> None:
     arguments = f"environment.settings={{shape: {list(shape)}, high: {high}}}"
     settings = config(f"{OWN}Pixels", arguments, "network.kernel_sizes=[8,4,1]", stack=stack)
-    environment_spec = describe(settings)
-    seen: list[np.ndarray] = []
-
-    class Algorithm:
-        def act(self, params: Any, observation: np.ndarray, *_: Any) -> Any:
-            seen.append(observation)
-            raise KeyboardInterrupt
-
+    seen = Seen()
+    policy = Policy(seen, {}, describe(settings))  # type: ignore[arg-type]
     frame, _ = make(settings.environment.task, settings.environment.settings).reset(seed=1)
     assert frame.shape[:2] == (20, 24)
     assert frame.ravel()[-1] == 255
     observation, _ = environments.Pixels(shape, high=high).reset(seed=1)
     for given in (observation, np.stack([[observation] * stack] * 2) if stack > 1 else observation[None]):
-        with pytest.raises(KeyboardInterrupt):
-            Policy(Algorithm(), {}, environment_spec)(given)  # type: ignore[arg-type]
-        for each in seen.pop():
+        policy(given)
+        for each in seen.stacks:
             np.testing.assert_array_equal(each, [frame] * stack)
     with pytest.raises(ValueError, match=re.escape(str(shape))):
-        Policy(Algorithm(), {}, environment_spec)(frame[:10])  # type: ignore[arg-type]
+        policy(frame[:10])
 
 
 GREY = np.arange(12, dtype=np.uint8).reshape(3, 4)
@@ -203,23 +196,15 @@ def test_images_of_one_size_are_channels_and_everything_else_numbers(monkeypatch
 
 def test_policy_takes_images_and_numbers_as_the_environment_returns_them(monkeypatch: pytest.MonkeyPatch) -> None:
     value = observing(monkeypatch, NESTED)
-    expected, seen = make(f"{OWN}Observes", "{}").reset()[0], []
-
-    class Algorithm:
-        def act(self, params: Any, observation: Any, *_: Any) -> Any:
-            seen.append(observation)
-            raise KeyboardInterrupt
-
+    expected, seen = make(f"{OWN}Observes", "{}").reset()[0], Seen()
     batch: Any = create_empty_array(NESTED, 2)
     for stack, given in ((1, value), (1, concatenate(NESTED, [value] * 2, batch)), (2, value)):
         described = gymnasium_tasks.describe(config(f"{OWN}Observes", stack=stack))
-        with pytest.raises(KeyboardInterrupt):
-            Policy(Algorithm(), {}, described)(given)  # type: ignore[arg-type]
-        stacks = seen.pop()
+        Policy(seen, {}, described)(given)  # type: ignore[arg-type]
         for name, part in expected.items():
-            np.testing.assert_allclose(stacks[name], [[part] * stack] * len(stacks[name]))
+            np.testing.assert_allclose(seen.stacks[name], [[part] * stack] * len(seen.stacks[name]))
     with pytest.raises(ValueError, match="without above/table, gear, speed; expected above/pixels uint8"):
-        Policy(Algorithm(), {}, described)({"above": {"pixels": value["above"]["pixels"]}, "front": value["front"]})  # type: ignore[arg-type]
+        Policy(seen, {}, described)({"above": {"pixels": value["above"]["pixels"]}, "front": value["front"]})  # type: ignore[arg-type]
 
 
 def test_layout_of_the_user_chooses_the_images_of_nested_observations() -> None:

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from apex_jax.config.load import load
 from apex_jax.environments.environment import VectorEnvironment, describe
+from apex_jax.environments.jax_tasks import JaxEnvironment
 from apex_jax.host.errors import UsageError
 from apex_jax.types import named_parts
 from tests.rigs.jax_packages import walk
 
 RIG = "jax:tests.rigs.jax_packages"
 PLAIN = ("environment.frame_stack=1", "environment.frame_skip=1", "actor.segment_slots=16")
-NAMES = ("GymnaxWalk", "PgxWalk", "BraxWalk", "JumanjiWalk", "XMiniGridWalk")
+NAMES = ("GymnaxWalk", "CraftaxWalk", "PgxWalk", "BraxWalk", "JumanjiWalk", "XMiniGridWalk")
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -24,7 +27,7 @@ def test_environment_of_a_package_ends_is_cut_off_and_begins_again_as_in_plain_p
     described, rng = describe(config), np.random.default_rng(3)
     spec = described.spec
     assert spec.vector_size == 2
-    assert spec.action.is_masked == (name not in ("GymnaxWalk", "BraxWalk"))
+    assert spec.action.is_masked == (name not in ("GymnaxWalk", "CraftaxWalk", "BraxWalk"))
     environment, ends, cuts = VectorEnvironment(config, described, np.arange(4), 1000), 0, 0
     places: Any = None
     right: Any = None
@@ -47,6 +50,23 @@ def test_environment_of_a_package_ends_is_cut_off_and_begins_again_as_in_plain_p
         environment.send(action, step.env_id)
     assert ends > 5
     assert cuts > 5
+
+
+def test_action_of_several_parts_is_a_number_of_their_combination_and_so_is_its_mask() -> None:
+    config = load(None, [f"environment.task={RIG}:PartsWalk", *PLAIN])
+    described, environment = describe(config), JaxEnvironment(config, 1000)
+    assert described.spec.action.num_actions == 6
+    numbers = np.arange(6, dtype=np.int32)
+    np.testing.assert_array_equal(described.scaled(numbers), [[0, 0], [0, 1], [0, 2], [1, 0], [1, 1], [1, 2]])
+    np.testing.assert_array_equal(jax.vmap(environment.scaled)(jnp.asarray(numbers)), described.scaled(numbers))
+    pool = VectorEnvironment(config, described, numbers, 1000)
+    before = named_parts(pool.receive().observation)
+    assert len(set(before["numbers"][:, 0, 0])) == 2
+    pool.send(numbers, numbers)
+    for place, mask in zip(before["numbers"][:, 0, 0], before["mask"][:, 0], strict=True):
+        np.testing.assert_array_equal(mask, [*[place > 0] * 3, 1, 0, 1])
+    for number, old, new in zip(numbers, before["numbers"], pool.receive().observation["numbers"], strict=True):
+        assert tuple(new[0]) == walk(int(old[0, 0]), 0, int(number >= 3))[:2]
 
 
 @pytest.mark.parametrize(("task", "words"), [

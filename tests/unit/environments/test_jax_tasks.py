@@ -10,7 +10,7 @@ from apex_jax.agent.registry import make_algorithm
 from apex_jax.config import Config
 from apex_jax.config.load import load
 from apex_jax.environments.environment import EpisodeTracker, VectorEnvironment, can_render, describe
-from apex_jax.environments.gymnasium_tasks import BrokenEnvironment
+from apex_jax.environments.task import BrokenEnvironment
 from apex_jax.host.errors import UsageError
 from apex_jax.workers.actor import STEPS_OF_A_CALL, Rollouts
 

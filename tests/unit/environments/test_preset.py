@@ -12,7 +12,7 @@ import pytest
 from apex_jax import training
 from apex_jax.config.command_line import parse
 from apex_jax.config.load import load
-from apex_jax.environments import gymnasium_pool
+from apex_jax.environments import gymnasium_pool, gymnasium_tasks
 from apex_jax.environments.environment import describe
 from apex_jax.environments.preset import OF_KIND, OWN, preset_of
 from apex_jax.host.errors import UsageError
@@ -96,13 +96,13 @@ def test_task_that_does_not_exist_is_wrong_usage(task: str, words: str) -> None:
 
 
 def test_environment_is_made_once_for_choice_and_description(monkeypatch: pytest.MonkeyPatch) -> None:
-    made, apart = list[object](), gymnasium_pool.apart
+    made, look = list[object](), gymnasium_tasks.look
 
     def counted(*given: Any) -> Any:
         made.append(given)
-        return apart(*given)
+        return look(*given)
 
-    monkeypatch.setattr(gymnasium_pool, "apart", counted)
+    monkeypatch.setattr(gymnasium_pool, "look", counted)
     config = parse([f"environment.task={ENVIRONMENTS}Corridor"], preset_of).config
     describe(config, is_tried=True)
     assert len(made) == 1

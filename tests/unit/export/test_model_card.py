@@ -20,6 +20,9 @@ RESULTS = {
     "mean_reward": -12.5,
     "std_reward": 3.14159,
     "n_eval_episodes": 20,
+    "lowest": -20.0,
+    "median": -12.0,
+    "highest": -3.0,
     "exploration": 0.05,
     "eval_datetime": "2026-11-25T08:23:40+00:00",
 }

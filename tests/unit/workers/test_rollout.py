@@ -13,7 +13,7 @@ from apex_jax.agent.registry import make_algorithm
 from apex_jax.agent.segments import SegmentBuilder, spread_first_slots
 from apex_jax.config.load import load
 from apex_jax.environments.environment import describe
-from apex_jax.environments.gymnasium_tasks import BrokenEnvironment
+from apex_jax.environments.task import BrokenEnvironment
 from apex_jax.types import Segment, Step
 from apex_jax.workers.actor import STEPS_OF_A_CALL, Rollouts
 from tests.rigs import jax_environments
