@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import importlib.util
 import json
@@ -12,8 +13,10 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
-from benchmarks import page, report
+from apex_jax.config.load import load
+from benchmarks import package_wrappers, packages, page, report
 from tests.rigs.processes import ROOT
 
 FOLDER = ROOT / "benchmarks"
@@ -93,3 +96,22 @@ def test_fault_38_a_minute_of_chaos_violates_no_invariant() -> None:
     figures = json.loads(done.stdout.splitlines()[-1])["figures"]
     assert sum(figures["faults"].values()) >= 2
     assert figures["violations"] == []
+
+
+def test_packages_are_described_and_what_runs_in_their_interpreters_is_of_python_3_8() -> None:
+    rows = yaml.safe_load((FOLDER / "packages.yaml").read_text())
+    assert len({row["package"] for row in rows}) == len(rows) >= 40
+    for row in rows:
+        optional = {"settings", "variables", "options", "distribution", "python"}
+        assert row.keys() - optional == {"package", "task", "install"}
+        assert ("python" in row) != row["task"].startswith("jax:")
+        load(None, [f"environment.task={row['task']}", *row.get("options", [])])
+        module, _, name = row["task"].removeprefix("gymnasium:").rpartition(":")
+        assert module != package_wrappers.__name__ or callable(getattr(package_wrappers, name))
+    for name in ("package_rollout.py", "package_wrappers.py"):
+        ast.parse((FOLDER / name).read_text(), feature_version=(3, 8))
+
+
+def test_table_of_packages_is_what_was_kept() -> None:
+    text = packages.PAGE.read_text()
+    assert packages.with_table(text) == text, "run: python -m benchmarks.packages --table"

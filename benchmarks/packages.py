@@ -1,0 +1,209 @@
+"""Environments of other packages: each is installed, played against a plain rollout, and trained for two minutes.
+
+    python -m benchmarks.packages --folder /tmp/packages crafter procgen     # some of packages.yaml; or all, for hours
+    python -m benchmarks.packages --table                                    # writes the table of docs/environments.md
+
+A package has a virtual environment of its own in the folder, where `environment.python` plays it; those written in JAX
+are played in this program's. The rollout has the same seed and actions; it compares all observations, the last ones of
+episodes included, rewards and ends; if some differ, two plain rollouts are compared. Rows are kept in packages.jsonl,
+the newest of a package counts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+
+from apex_jax.config.load import load
+from apex_jax.environments.environment import VectorEnvironment, describe
+from apex_jax.types import named_parts
+from benchmarks.page import of_git
+from benchmarks.report import finish, say, target
+
+ROOT = Path(__file__).parents[1]
+ROWS, RESULTS = (Path(__file__).with_suffix(ending) for ending in (".yaml", ".jsonl"))
+PAGE = ROOT / "docs" / "environments.md"
+BEGIN, END = "<!-- made by python -m benchmarks.packages --table -->\n", "<!-- end -->\n"
+STEPS, SECONDS, SEED = 10_000, 60.0, 1
+
+
+def main() -> None:
+    """Tries the packages that the command line names, or all."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("packages", nargs="*", help="names of packages.yaml; none = all")
+    parser.add_argument("--folder", type=Path, default=Path("/tmp/packages"), help="of the virtual environments")
+    parser.add_argument("--minutes", type=float, default=2.0, help="of training; 0 = none, and no row is kept")
+    parser.add_argument("--table", action="store_true", help="only writes the table")
+    arguments = parser.parse_args()
+    if arguments.table:
+        PAGE.write_text(with_table(PAGE.read_text()))
+        return
+    rows = [
+        row
+        for row in yaml.safe_load(ROWS.read_text())
+        if not arguments.packages or row["package"] in arguments.packages
+    ]
+    for row in rows:
+        seen = tried(row, arguments.folder.resolve(), arguments.minutes)
+        say(json.dumps(seen))
+        if arguments.minutes:
+            with RESULTS.open("a") as file:
+                file.write(json.dumps(seen) + "\n")
+    trained = sum(row.get("after") is not None for row in records().values())
+    finish("packages", {"rows": len(records())}, {"trained": target(trained, at_least=30)})
+
+
+def tried(row: dict[str, Any], folder: Path, minutes: float) -> dict[str, Any]:
+    """Returns what was seen of a package; `error`, the last line of what failed."""
+    seen = {"commit": of_git("describe", "--always"), "package": row["package"], "task": row["task"]}
+    try:
+        home = folder / row["package"]
+        is_jax = row["task"].startswith("jax:")
+        installed(row, home)
+        seen |= {"version": version_of(row, home), "python": row.get("python", "")}
+        os.environ.update(row.get("variables", {}))
+        settings = [f"environment.task={row['task']}", f"environment.settings={json.dumps(row.get('settings', {}))}"]
+        settings += row.get("options", [])
+        if not is_jax:
+            settings.append(f"environment.python={home / 'bin' / 'python'}")
+            seen |= compared(row, settings, home)
+        return seen | (after_training(row, settings, home, minutes) if minutes else {})
+    except subprocess.CalledProcessError as error:
+        return seen | {"error": (str(error.stderr).strip().splitlines() or [str(error)])[-1][:300]}
+    except Exception as error:
+        return seen | {"error": str(error)[:300]}
+
+
+def run(command: list[str], **options: Any) -> str:
+    """Returns what a command prints."""
+    return subprocess.run(command, check=True, capture_output=True, text=True, cwd=ROOT, **options).stdout
+
+
+def installed(row: dict[str, Any], home: Path) -> None:
+    """Installs a package into its virtual environment, unless it is there."""
+    if (home / "installed").exists():
+        return
+    if row["task"].startswith("jax:"):
+        run([sys.executable, "-m", "venv", str(home)])
+        of_program = next(path for path in sys.path if path.endswith("site-packages"))
+        [own] = home.glob("lib/python*/site-packages")
+        (own / "program.pth").write_text(f"{of_program}\n")
+    else:
+        run([f"python{row['python']}", "-m", "venv", str(home)])
+    run([str(home / "bin" / "python"), "-m", "pip", "install", "-q", *row["install"]], timeout=900)
+    (home / "installed").touch()
+
+
+def version_of(row: dict[str, Any], home: Path) -> str:
+    """Returns the version of a package that is installed."""
+    name = row.get("distribution", row["package"])
+    code = f"from importlib.metadata import version; print(version({name!r}))"
+    return run([str(home / "bin" / "python"), "-c", code]).strip()
+
+
+def compared(row: dict[str, Any], settings: list[str], home: Path) -> dict[str, Any]:
+    """Plays random actions with apex_jax and without; returns the steps, how many differ, and the random score."""
+    config = load(None, ["environment.frame_stack=1", "environment.frame_skip=1", f"seed={SEED}", *settings, *FREE])
+    described = describe(config)
+    spec, rng = described.spec.action, np.random.default_rng(SEED)
+    size = (STEPS, *spec.shape)
+    is_discrete = spec.dtype == "int32"
+    drawn = rng.integers(0, spec.num_actions, size) if is_discrete else rng.uniform(-1, 1, size)
+    actions = drawn.astype(spec.dtype)
+    np.save(home / "actions.npy", described.scaled(actions))
+    module, _, name = row["task"].removeprefix("gymnasium:").rpartition(":")
+    given = {"module": module, "name": name, "settings": row.get("settings", {}), "seed": SEED, "seconds": SECONDS}
+    given |= {"actions": str(home / "actions.npy"), "result": str(home / "plain.npz")}
+    plain = plain_rollout(home, given)
+    reward, terminated, truncated, first = plain["others"]
+    environment, differ = VectorEnvironment(config, described, np.array([SEED]), 10**9), 0
+    try:
+        for number, seen in enumerate(plain["observation"]):
+            if number:
+                environment.send(actions[number : number + 1], np.zeros(1, np.int32))  # ignored if an episode begins
+            step = environment.receive()
+            found = np.concatenate([part.ravel() for part in named_parts(step.observation).values()], dtype=np.float32)
+            if named_parts(step.observation).keys() == {"frames", "numbers"}:
+                found, seen = np.sort(found), np.sort(seen)  # the image comes first here
+            ends = step.reward[0], step.terminated[0], step.truncated[0], step.first[0]
+            expected = np.float32(reward[number]), terminated[number], truncated[number], first[number]
+            differ += not (np.array_equal(found, seen) and ends == expected)
+    finally:
+        environment.close()
+    starts = np.flatnonzero(first)
+    returns = np.add.reduceat(reward, starts)[: -1 if len(starts) > 1 else None]
+    seen = {"steps": len(first), "differ": int(differ), "random": float(np.mean(returns))}
+    if differ:
+        again = plain_rollout(home, given)["observation"]
+        both = min(len(again), len(first))
+        seen["repeats"] = bool(np.array_equal(again[:both], plain["observation"][:both]))
+    return seen
+
+
+def plain_rollout(home: Path, given: dict[str, Any]) -> dict[str, np.ndarray]:
+    """Returns what `package_rollout` has seen."""
+    run([str(home / "bin" / "python"), str(Path(__file__).parent / "package_rollout.py"), json.dumps(given)])
+    return dict(np.load(home / "plain.npz"))
+
+
+FREE = (
+    "network.channels=[8]",
+    "network.kernel_sizes=[3]",
+    "network.strides=[2]",
+    "network.normalize_observations=true",
+)
+
+
+def after_training(row: dict[str, Any], settings: list[str], home: Path, minutes: float) -> dict[str, Any]:
+    """Trains; returns the mean of the last evaluation, and the command."""
+    python = str(home / "bin" / "python") if row["task"].startswith("jax:") else sys.executable
+    command = ["main.py", *settings, f"total_minutes={minutes:g}", f"seed={SEED}"]
+    directory = home / "run"
+    shutil.rmtree(directory, ignore_errors=True)
+    run([python, *command, f"run_directory={directory}"], timeout=900)
+    lines = (directory / "evaluations.jsonl").read_text().splitlines()
+    last = json.loads(lines[-1])
+    return {"after": last["mean"], "evaluations": len(lines)}
+
+
+def records() -> dict[str, dict[str, Any]]:
+    """Returns the newest row of each package."""
+    lines = RESULTS.read_text().splitlines() if RESULTS.exists() else []
+    return {row["package"]: row for row in map(json.loads, lines)}
+
+
+def with_table(page: str) -> str:
+    """Returns a page with the table of the kept rows."""
+    return re.sub(f"(?<={re.escape(BEGIN)}).*?(?={re.escape(END)})", lambda _: table(), page, flags=re.DOTALL)
+
+
+def table() -> str:
+    """Returns the table of the packages that train."""
+    given = {row["package"]: row for row in yaml.safe_load(ROWS.read_text())}
+    lines = ["| package | task, Python | steps compared | random | two minutes |", "|---|---|---|---|---|"]
+    for name, seen in sorted(records().items()):
+        if "after" not in seen or name not in given:
+            continue
+        settings = shlex.quote(json.dumps(given[name].get("settings", {}))) if given[name].get("settings") else ""
+        steps = f"{seen['steps']:,}" if "steps" in seen else ""
+        if seen.get("differ"):
+            steps += f", {seen['differ']:,} differ" if seen["repeats"] else "; does not repeat itself"
+        scores = f"{seen['random']:.3g} | **{seen['after']:.3g}**" if "random" in seen else f"| **{seen['after']:.3g}**"
+        task = f"`{seen['task']}`{f' `{settings}`' if settings else ''}"
+        lines.append(f"| {name} {seen['version']} | {task}, {seen['python']} | {steps} | {scores} |")
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    main()
