@@ -15,9 +15,8 @@ from apex_jax.host.machine import check_threads, usable_cores, usable_memory_byt
 from apex_jax.host.program import CHECKOUT
 
 CUDA_PLUGINS = ("jax_cuda12_plugin", "jax_cuda13_plugin")
-GPU_FILES = (  # a container may have only the second; the third is that of WSL
-    Path("/dev/nvidia0"), Path("/dev/nvidiactl"), Path("/dev/dxg"),
-)  # fmt: skip
+# A container may have only the second; the third is that of WSL.
+GPU_FILES = (Path("/dev/nvidia0"), Path("/dev/nvidiactl"), Path("/dev/dxg"))
 THREADS_OF_A_ROLE = 16  # a guess that is too low: with one core, a role that uses JAX has some 20
 CORES_PER_ACTOR = 5  # on a GPU; an H100 and 16 cores, of which 10 were busy, were faster with 3 actors than with one
 ACTORS_ON_A_GPU = 8  # limit, a guess: each takes hundreds of MB of the GPU's memory, and some of its time

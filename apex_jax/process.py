@@ -143,15 +143,12 @@ def lock_name(run_directory: str, name: str) -> Iterator[None]:
     Two processes with one name would write to the same metrics. The lock is released even if the process is killed.
     """
     path = Path(run_directory, "metrics", f".{name}.lock")
+    what = f"another process in {run_directory} is named {name}: give this one a name of its own with --name"
     try:
-        descriptor = lock_file(path)
+        descriptor = lock_file(path, RunError(what))
     except OSError:  # metrics cannot be written either: MetricsWriter logs that, and the run goes on
         yield
         return
-    if descriptor is None:
-        raise RunError(
-            f"another process in {run_directory} is named {name}: give this one a name of its own with --name"
-        )
     with open(descriptor):
         yield
 
@@ -174,16 +171,13 @@ def digest_of_peer_id(peer_id: int) -> str:
     return hashlib.sha256(b"peer id %d" % peer_id).hexdigest()[:16]
 
 
-class _StandardError(logging.Handler):
+class _StandardError(logging.StreamHandler):
     """Writes to the current `sys.stderr`, which the live view replaces to print log lines above its panel."""
 
     def emit(self, record: logging.LogRecord) -> None:
         """Writes one record in one call."""
-        try:
-            sys.stderr.write(f"{self.format(record)}\n")
-            sys.stderr.flush()
-        except Exception:  # as in every handler of the standard library
-            self.handleError(record)
+        self.stream = sys.stderr
+        super().emit(record)
 
 
 class _OneLine(logging.Formatter):

@@ -16,7 +16,6 @@ import math
 import os
 import time
 from collections.abc import Mapping
-from types import TracebackType
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
@@ -81,9 +80,7 @@ class ReplayClient:
     def __enter__(self) -> ReplayClient:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         """Closes the client; flushes it before that, without a limit of time, unless an exception was raised."""
         try:
             if kind is None:

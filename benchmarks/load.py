@@ -100,7 +100,7 @@ class SimulatedActor:
 
     def __init__(self, context: zmq.Context, address: str, compatibility_key: str):
         """Connects; `read` sends the hello."""
-        self.socket = sockets.connect_experience(context, address)
+        self.socket = sockets.connect("experience", context, address)
         self.peer_id = new_peer_id()
         self._hello = ActorHello(self.peer_id, compatibility_key, num_environments=1)
         self._credit = 0  # 0 until welcomed
@@ -241,7 +241,7 @@ class DrawingClient:
     def __init__(self, address: str, config: Config, batches_at_once: int, security: Security = NO_KEYS):
         """Joins the server, and waits until it has received all live segments and the first batches."""
         self._context = LinkContext.of(security)
-        self._socket = sockets.connect_sampling(self._context, address)
+        self._socket = sockets.connect("sampling", self._context, address)
         self._peer_id = new_peer_id()
         self._batches_at_once = batches_at_once
         rng = np.random.default_rng(0)

@@ -111,7 +111,7 @@ class BareServer:
 
     def __init__(self, context: zmq.Context, address: str, body: bytes):
         """Binds the socket."""
-        self.socket = sockets.serve_weights(context, address)
+        self.socket = sockets.serve("weights", context, address)
         self._peers: list[bytes] = []
         self._body = body
 
@@ -131,7 +131,7 @@ class SimulatedClient:
 
     def __init__(self, context: zmq.Context, address: str, hello: WeightsHello):
         """Connects; `beat` sends the hello."""
-        self.socket = sockets.connect_weights(context, address)
+        self.socket = sockets.connect("weights", context, address)
         self._hello = hello
         self._held = self._offered = (0, 0)
         self._is_requested = False
@@ -181,7 +181,7 @@ def _sinks(address: str, number: int, cores: set[int], received: Any) -> None:
     context, poller = zmq.Context(), zmq.Poller()
     context.set(zmq.MAX_SOCKETS, 2 * number + 64)
     for _ in range(number):
-        socket = sockets.connect_weights(context, address)
+        socket = sockets.connect("weights", context, address)
         poller.register(socket, zmq.POLLIN)
         socket.poll(1_000, zmq.POLLOUT)
         socket.send(b"here")

@@ -191,7 +191,7 @@ class Sink:
 
     def __init__(self, context: zmq.Context, address: str):
         """Binds the socket and starts the thread."""
-        self._socket = sockets.serve_experience(context, address)
+        self._socket = sockets.serve("experience", context, address)
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run)
         self._thread.start()

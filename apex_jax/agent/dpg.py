@@ -84,11 +84,9 @@ def make_dpg(config: Config, spec: SegmentSpec, compute_dtype: Any = jnp.float32
         observation = jax.tree.map(jnp.asarray, spec.zeros(1))
         action, moments = jnp.zeros((1, action_size)), initial_moments(flat_numbers(observation).size or 1)
         policy_key, *critic_keys = jax.random.split(key, 2 + config.algorithm.twin_critics)
-        encoding = (
-            {"encoder": encoder.init(jax.random.fold_in(policy_key, 1), named_parts(observation)[FRAMES])}
-            if has_pixels
-            else {}
-        )
+        encoding: Params = {}
+        if has_pixels:
+            encoding["encoder"] = encoder.init(jax.random.fold_in(policy_key, 1), named_parts(observation)[FRAMES])
         x = features(encoding, moments.mean, moments.variance, observation)
         policy = policy_network.init(policy_key, x)
         critics: Params = tuple(critic_network.init(critic_key, x, action) for critic_key in critic_keys)
@@ -137,8 +135,7 @@ def make_dpg(config: Config, spec: SegmentSpec, compute_dtype: Any = jnp.float32
 
 def _heads(critics: Params) -> tuple[Params, ...]:
     """Returns the params of each critic, without those of the encoder."""
-    heads: tuple[Params, ...] = critics["heads"] if isinstance(critics, dict) else critics
-    return heads
+    return critics["heads"] if isinstance(critics, dict) else critics
 
 
 def _make_update(

@@ -38,16 +38,12 @@ def choose_ladder_indices(occupants: np.ndarray, count: int) -> np.ndarray:
         lowest = occupants.min()
         free = np.flatnonzero(occupants == lowest)
         turns_until_level = occupants[occupants > lowest].min(initial=lowest + count) - lowest
-        if (turns := min(turns_until_level, count // len(free))) > 1:  # all in one step, as there may be thousands
+        if turns := min(turns_until_level, count // len(free)):  # all in one step, as there may be thousands
             occupants[free] += turns
             chosen.append(np.repeat(free, turns))
             count -= turns * len(free)
-            continue
-        take = min(count, len(free))
-        ladder_indices = (
-            free[np.linspace(0, len(free) - 1, take).round().astype(int)] if take > 1 else free[len(free) // 2 :][:1]
-        )
-        occupants[ladder_indices] += 1
-        chosen.append(ladder_indices)
-        count -= take
+        else:
+            places = np.linspace(0, len(free) - 1, count).round().astype(int) if count > 1 else [len(free) // 2]
+            chosen.append(free[places])
+            count = 0
     return np.sort(np.concatenate(chosen)).astype(np.int32)

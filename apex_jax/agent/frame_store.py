@@ -53,10 +53,9 @@ def create_store(
     spec: SegmentSpec,
     capacity_segments: int,
     memory_bytes: int | None = None,
-    device: jax.Device | None = None,
     block_size: int = 1,
 ) -> FrameStore:
-    """Returns an empty store for `capacity_segments` segments on a device; None: JAX's default device.
+    """Returns an empty store for `capacity_segments` segments on JAX's default device.
 
     `block_size`: see `space_to_depth.frame_block_size`; above 1, frames are stored as the blocks of pixels that the
     first convolution reads. No caller sees the difference.
@@ -77,12 +76,12 @@ def create_store(
         shape = part.shape
         if block_size > 1 and len(shape) > 1:
             shape = *(side // block_size for side in shape[:2]), block_size, block_size, *shape[2:]
-        return jnp.zeros((capacity_segments, spec.slots, *shape), part.dtype, device=device)
+        return jnp.zeros((capacity_segments, spec.slots, *shape), part.dtype)
 
     return FrameStore(
         frames=map_parts(zeros, spec.observation),
         columns={
-            name: jnp.zeros((capacity_segments, *column.shape), column.dtype, device=device)
+            name: jnp.zeros((capacity_segments, *column.shape), column.dtype)
             for name, column in _stored(zero_columns(spec)).items()
         },
     )

@@ -101,10 +101,10 @@ def write_durably(path: Path, *parts: str | bytes | memoryview) -> None:
             file.write(part.encode() if isinstance(part, str) else part)
 
 
-def lock_file(path: Path) -> int | None:
+def lock_file(path: Path, refusal: Exception) -> int:
     """Creates a file and its folder, and locks it until the returned descriptor is closed.
 
-    Returns None if another process holds the lock. On a file system without locks, logs a warning: a second process
+    Raises `refusal` if another process holds the lock. On a file system without locks, logs a warning: a second process
     could then lock it, too. Raises OSError.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -116,7 +116,7 @@ def lock_file(path: Path) -> int | None:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         os.close(descriptor)
-        return None
+        raise refusal from None
     except OSError as error:
         _log.warning("%s cannot be locked (%s): start no second run there", path.parent, error.strerror)
     return descriptor

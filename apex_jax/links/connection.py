@@ -255,6 +255,12 @@ class LinkClient:
     def _leave(self, socket: zmq.Socket) -> None:
         """Sends the last messages."""
 
+    def _drop(self, reason: str, text: str) -> None:
+        """Counts what could not be sent or used; logs the text for the first of its reason."""
+        self.dropped[reason] += 1
+        if self.dropped[reason] == 1:
+            _log.warning("%s", text)
+
     def _fail(self, error: RunError) -> None:
         """Makes the error known to the threads that wait for this client."""
         raise NotImplementedError

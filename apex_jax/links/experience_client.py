@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import queue
 import threading
 from collections import deque
@@ -25,8 +24,6 @@ from apex_jax.transport.messages import (
     SegmentAck,
 )
 from apex_jax.types import PEER_TIMEOUT_SECONDS, Segment, SegmentRecord, SegmentSpec
-
-_log = logging.getLogger(__name__)
 
 
 class ExperienceClient(LinkClient):
@@ -52,7 +49,7 @@ class ExperienceClient(LinkClient):
         self._outbox = Outbox(hello.peer_id, spec)
         self._welcome: ActorWelcome | None = None
         self._is_welcome = threading.Event()
-        self._start(partial(sockets.connect_experience, end.context, end.address), "experience client")
+        self._start(partial(sockets.connect, "experience", end.context, end.address), "experience client")
 
     def wait_for_welcome(self, timeout_seconds: float) -> ActorWelcome | None:
         """Returns the server's welcome, or None after the timeout."""
@@ -103,9 +100,7 @@ class ExperienceClient(LinkClient):
                 self._segments.get_nowait()
             except queue.Empty:  # sent meanwhile
                 continue
-            self.dropped["overflow"] += 1
-            if self.dropped["overflow"] == 1:
-                _log.warning("dropping segments: the replay server takes none, and the actor's queue is full")
+            self._drop("overflow", "dropping segments: the replay server takes none, and the actor's queue is full")
 
     def _full_status(self) -> ActorStatus:
         return self.status._replace(acknowledged=self.acknowledged, produced=self.produced)
@@ -127,9 +122,7 @@ class ExperienceClient(LinkClient):
         try:
             self._outbox.add(segment, self.produced)
         except CorruptSegment as error:  # NaN weights lead to NaN priorities, until newer weights arrive
-            self.dropped[error.reason] += 1
-            if self.dropped[error.reason] == 1:
-                _log.warning("skipping segments that cannot be encoded: %s", error.reason)
+            self._drop(error.reason, f"skipping segments that cannot be encoded: {error.reason}")
 
     def _flush(self) -> None:
         if self._welcome is None:

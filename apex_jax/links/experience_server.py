@@ -17,7 +17,7 @@ from apex_jax.links.server import LinkServer
 from apex_jax.process import digest_of_peer_id
 from apex_jax.replay.replay import Replay
 from apex_jax.run.identity import RunIdentity
-from apex_jax.run.metrics import EPSILON_BANDS, NOISE_BANDS, TRAINING_INFO, TRAINING_TAG, Bands, Means
+from apex_jax.run.metrics import EPSILON_BANDS, NOISE_BANDS, TRAINING_INFO, TRAINING_TAG, Means
 from apex_jax.segment_codec import CorruptSegment, decode_columns, value_limits
 from apex_jax.transport import sockets
 from apex_jax.transport.messages import (
@@ -143,15 +143,10 @@ class Membership:
 class EpisodeMeans:
     """Means over the training games since the last report."""
 
-    def __init__(self, bands: Bands, info_names: tuple[str, ...] = ()):
-        """`info_names`: see `metrics.info`."""
+    def __init__(self, config: Config, spec: SegmentSpec):
         self.means = Means()  # by tag
-        self._bands, self._info_names = bands, info_names
-
-    @classmethod
-    def of_run(cls, config: Config, spec: SegmentSpec) -> EpisodeMeans:
-        """Returns the means of no games yet."""
-        return cls(EPSILON_BANDS if spec.action.dtype == "int32" else NOISE_BANDS, config.metrics.info)
+        self._bands = EPSILON_BANDS if spec.action.dtype == "int32" else NOISE_BANDS
+        self._info_names = config.metrics.info
 
     def add(self, message: EpisodeStatistics) -> bool:
         """Adds the games of a message; adds none and returns False if any value is impossible.
@@ -195,7 +190,7 @@ class ExperienceServer(LinkServer[ActorPeer]):
         self.actors = self.membership.actors  # the connected ones, by connection
         names, key = ("the replay server", "this actor"), config.compatibility_key
         super().__init__(names, socket, key, run, self.membership.actors, MAX_ACTORS)
-        self.episodes = EpisodeMeans.of_run(config, spec)
+        self.episodes = EpisodeMeans(config, spec)
         self._config = config
         self._spec = spec
         self._replay = replay

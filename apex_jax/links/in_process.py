@@ -122,7 +122,7 @@ class InProcessExperience:
         self.acknowledged_segments = 0
         self.produced = 0  # transitions of the actor so far; updated by the actor before each `put`
         self.dropped = Counter[str]()
-        self.episodes = EpisodeMeans.of_run(config, spec)
+        self.episodes = EpisodeMeans(config, spec)
         self._replay, self._config, self._spec = replay, config, spec
         self.peer_id = replay.ledger.highest_actor_number + 1  # of an actor that is new at each start
         self.status = ActorStatus(0.0, 0)

@@ -107,7 +107,7 @@ class SamplingClient(LinkClient):
         self._wake = sockets.WakeUp(end.context)
         largest = max(max_streamed_bytes(spec), 8 * hello.batches_at_once * hello.batch_size)
         _log.info("joining %s", self.name)
-        connect = partial(sockets.connect_sampling, end.context, end.address, max_message_bytes=largest)
+        connect = partial(sockets.connect, "sampling", end.context, end.address, max_message_bytes=largest)
         self._start(connect, "sampling client")
 
     def next(self, timeout_seconds: float) -> Received | None:

@@ -203,6 +203,6 @@ def index_batches(replay: Replay, sample: Sample) -> IndexBatches:
         probabilities=sample.probabilities,
         replay_id=replay.journal.header.replay_id,
         environment_steps=min(replay.ledger.steps, MAX_ENVIRONMENT_STEPS),
-        samples_per_insert=min(replay.samples_per_insert, MAX_SAMPLES_PER_INSERT),
+        samples_per_insert=min(replay.limiter.ratio, MAX_SAMPLES_PER_INSERT),
         age_seconds=sample.age_seconds,
     )

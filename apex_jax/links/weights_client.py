@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 import zlib
 from functools import partial
@@ -28,8 +27,6 @@ from apex_jax.transport.messages import (
 )
 from apex_jax.transport.params_codec import architecture_of, decode_weights
 from apex_jax.types import PEER_TIMEOUT_SECONDS
-
-_log = logging.getLogger(__name__)
 
 HEARTBEAT_SECONDS = 2.0  # twice the default: a learner has several hundred clients
 SLOWEST_BYTES_PER_SECOND = 0.25e6  # of a line on which neither side takes the other for dead during a transfer
@@ -77,7 +74,7 @@ class WeightsClient(LinkClient):
         self._held = (0, 0)  # learner_peer_id and version received last, usable or not
         self._is_requested = False  # a version, which has not arrived
         self._changed = threading.Condition()  # of `_newest` and `_error`
-        connect = partial(sockets.connect_weights, end.context, end.address, max_message_bytes=self._body_bytes)
+        connect = partial(sockets.connect, "weights", end.context, end.address, max_message_bytes=self._body_bytes)
         self._start(connect, "weights client")
 
     @property
@@ -154,13 +151,13 @@ class WeightsClient(LinkClient):
         if self._holds_offered:
             return
         if zlib.crc32(message.body) != message.crc:
-            self._drop("bad_checksum")
+            self._refuse("bad_checksum")
             return  # the version is requested again
         self._held = (message.learner_peer_id, message.version)
         self._connection.send(self._heartbeat())  # the answer offers a newer version, if there is one
         # 2 ms for 3.3 million parameters, on this thread and without the GIL, so acting continues meanwhile.
         if not np.isfinite(np.frombuffer(message.body, FLOAT32)).all():
-            self._drop("not_finite")
+            self._refuse("not_finite")
             return
         params: Any = jax.device_put(decode_weights(message.body, self._like_params))
         newest = Weights(
@@ -176,7 +173,5 @@ class WeightsClient(LinkClient):
             self._newest = newest
             self._changed.notify_all()
 
-    def _drop(self, reason: str) -> None:
-        self.dropped[reason] += 1
-        if self.dropped[reason] == 1:
-            _log.warning("weights of %s are refused: %s", self._connection.name, reason)
+    def _refuse(self, reason: str) -> None:
+        self._drop(reason, f"weights of {self.name} are refused: {reason}")

@@ -68,7 +68,7 @@ class WeightsServer(LinkServer[Client]):
         """
         self.clients: dict[bytes, Client] = {}
         self._monitor = ServerMonitor()
-        socket = sockets.serve_weights(end.context, end.address, self._monitor)
+        socket = sockets.serve("weights", end.context, end.address, self._monitor)
         names = "the learner", "this process"
         super().__init__(names, socket, compatibility_key, end.run, self.clients, MAX_CLIENTS)
         self._wake = sockets.WakeUp(end.context)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Sequence
 
@@ -52,7 +53,7 @@ def _steps_per_second(config: Config, task: EnvironmentSpec) -> float:
     """Returns the speed of the actor's environments without a policy."""
     rng, number = np.random.default_rng(config.seed), config.actor.environments
     environment = VectorEnvironment(config, task, np.arange(number), config.environment.max_episode_frames)
-    try:
+    with contextlib.closing(environment):
         steps, step = 0, environment.receive()
         started = time.monotonic()
         while time.monotonic() - started < SECONDS:
@@ -60,8 +61,6 @@ def _steps_per_second(config: Config, task: EnvironmentSpec) -> float:
             step = environment.receive()
             steps += len(step.env_id)
         return max(1, steps) / (time.monotonic() - started)
-    finally:
-        environment.close()
 
 
 def _random_actions(spec: SegmentSpec, step: Step, rng: np.random.Generator) -> np.ndarray:

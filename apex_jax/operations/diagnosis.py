@@ -125,13 +125,9 @@ def _flow(
     if not learning or is_outrun:  # the warnings above already cover these cases
         return
     if waits["learner"] > WAITING_SHARE:
-        fix = (
-            f"raise replay.samples_per_insert (now {target:g}), or actor.processes"
-            if target
-            else "raise actor.processes"
-        )
+        ratio_or = f"replay.samples_per_insert (now {target:g}), or " if target else ""
         what = f"the learner waits for batches {waits['learner']:.0%} of the time"
-        yield Symptom("learner", f"{what}: {fix}", PATIENCE_SECONDS)
+        yield Symptom("learner", f"{what}: raise {ratio_or}actor.processes", PATIENCE_SECONDS)
     if waits["actor"] > WAITING_SHARE and not target:  # with a target, actors wait for a slower learner by design
         fix = "give it a core of its own, or lower actor.processes"
         what = f"actors wait for the replay server {waits['actor']:.0%} of the time"

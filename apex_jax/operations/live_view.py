@@ -59,12 +59,6 @@ class LiveView:
             self._live.start()
             atexit.register(self.close)  # otherwise the cursor would stay hidden
 
-    def __enter__(self) -> LiveView:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
     def update(self, progress: RunProgress) -> None:
         """Shows `progress`, about twice a second; without a terminal, each ten seconds, and each evaluation."""
         if self._live:

@@ -379,7 +379,7 @@ class FleetPage:
             "written": time.strftime("%Y-%m-%d %H:%M:%S"),
             "poll_seconds": POLL_SECONDS,
             "warnings": [*wrong, *advice],
-            "tiles": [_tile(status)._asdict() for status in statuses],
+            "tiles": [Record(status.name, *status.cells)._asdict() for status in statuses],
             "charts": charts([], kept, POLL_SECONDS),
             "facts": [[status.name, f"{status.address}  {_run_of(status)}"] for status in statuses],
             "settings": [],
@@ -395,17 +395,10 @@ def serve(ask: Callable[[], Sequence[ProcessStatus]], port: int) -> int:
     fix = "choose another port, or 0 for any that is free"
     server, address = serve_page(port, "status: --page ", fix, lambda path: answer_of_page(path, lambda: page.data))
     print(f"Watch the fleet at {address}; Ctrl-C ends the page, not the fleet", flush=True)
-    try:
+    with contextlib.closing(server):
         while not stop.wait(POLL_SECONDS):
             page.update(ask())
-    finally:
-        server.close()
     return stop.exit_code
-
-
-def _tile(status: ProcessStatus) -> Record:
-    does, speed, progress = status.cells
-    return Record(status.name, does, speed, progress)
 
 
 def _run_of(status: ProcessStatus) -> str:

@@ -142,8 +142,7 @@ class ProcessReport:
             "problems": problems,
             "warnings": self._warnings(now_seconds, described["metrics"]),
         }
-        plain: dict[str, Any] = _plain(content)
-        return plain
+        return _plain(content)
 
     def _warnings(self, now_seconds: float, metrics: Mapping[str, float]) -> Sequence[str]:
         values = self._values  # not each is written every time

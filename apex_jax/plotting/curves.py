@@ -112,7 +112,7 @@ def run_of(
     all_lines: Sequence[Mapping[str, Any]],
 ) -> Run:
     """Returns the run of these records; `all_lines`: the metrics of all its processes."""
-    settings = _settings(config) if config is not None else {}
+    settings = {name: value_of(config, name) for name in SETTINGS} if config is not None else {}
     bands = sorted({tag for line in all_lines for tag in line if tag.startswith(TRAINING_TAG)})
     curves = curves_of(starts, all_lines, [EVALUATION, *bands])
     return Run(
@@ -193,10 +193,6 @@ def _curve(lines: Iterable[Mapping[str, Any]], tag: str, minutes: _Minutes) -> C
     # Each start resumes from a checkpoint: points that earlier starts made after it are not part of the run.
     kept = frames <= np.minimum.accumulate(frames[::-1])[::-1]
     return Curve(frames[kept], minutes(times.tolist())[kept], returns[kept])
-
-
-def _settings(config: Config) -> dict[str, Any]:
-    return {name: value_of(config, name) for name in SETTINGS}
 
 
 def steps(curves: Sequence[Curve], axis: str, most: int = 1_000) -> np.ndarray:

@@ -277,14 +277,10 @@ def sync(paths: list[Path]) -> None:
 
 def _locked(directory: Path) -> int:
     """Creates the directory, and locks it until the returned descriptor is closed. Raises JournalError."""
+    what = f"another replay server is using {directory}: stop it, or give this one another run_directory"
     try:
-        descriptor = lock_file(directory / "lock")
+        return lock_file(directory / "lock", JournalError(what))
     except OSError as error:
         raise JournalError(
             f"{directory} cannot hold the replay: {error}; set run_directory, or replay.journal=false"
         ) from None
-    if descriptor is None:
-        raise JournalError(
-            f"another replay server is using {directory}: stop it, or give this one another run_directory"
-        )
-    return descriptor

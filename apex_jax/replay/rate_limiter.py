@@ -34,8 +34,8 @@ class RateLimiter:
 
     def __init__(self, min_size_to_sample: int, samples_per_insert: float, error_buffer: float) -> None:
         """`error_buffer`: in samples, at least `least_error_buffer`; samples_per_insert 0 = no limit."""
-        self.inserted = 0
-        self.sampled = 0
+        self.inserted = 0  # transitions stored, counted by the caller
+        self.sampled = 0  # transitions drawn, likewise
         self._min_size = min_size_to_sample
         self._samples_per_insert = samples_per_insert
         self._error_buffer = error_buffer
@@ -51,14 +51,6 @@ class RateLimiter:
         if not self._is_filled(size_transitions, is_full):
             return 0.0
         return math.inf if self._samples_per_insert == 0 else max(0.0, self._surplus + self._error_buffer)
-
-    def insert(self, num_transitions: int) -> None:
-        """Counts transitions that were stored."""
-        self.inserted += num_transitions
-
-    def sample(self, num_transitions: int) -> None:
-        """Counts transitions that were drawn."""
-        self.sampled += num_transitions
 
     def restore(self, inserted: int, sampled: int, inserted_since: int = 0) -> None:
         """Continues from saved counters. `inserted_since`: transitions stored after these were saved.

@@ -51,7 +51,7 @@ class Replay:
     def insert(self, segment: SegmentRecord, columns: Columns, now_seconds: float) -> int:
         """Stores a segment and returns its slot in the ring; a full ring evicts its oldest segment."""
         ring_slot = self.buffer.insert(segment.body, columns, now_seconds)
-        self.limiter.insert(segment.transitions)
+        self.limiter.inserted += segment.transitions
         self.ledger.store(segment.peer_id, segment.sequence, segment.produced, segment.transitions)
         self.journal.on_segment(self.buffer.inserted_segments, segment)
         return ring_slot
@@ -69,17 +69,12 @@ class Replay:
     def sample(self, batches: int, size: int, now_seconds: float) -> Sample:
         """Draws `batches` of `size` transitions, see `ReplayBuffer.sample`; the limiter counts them."""
         sample = self.buffer.sample(batches, size, now_seconds)
-        self.limiter.sample(sample.indices.size)
+        self.limiter.sampled += sample.indices.size
         return sample
 
     def take_back(self, sample: Sample) -> None:
         """Uncounts a sample that did not reach the learner."""
         self.limiter.sampled -= sample.indices.size
-
-    @property
-    def samples_per_insert(self) -> float:
-        """Transitions drawn per transition stored, since there were enough to draw from."""
-        return self.limiter.ratio
 
     # The journal
 
@@ -101,6 +96,6 @@ class Replay:
         return {
             "replay/size_transitions": self.buffer.size_transitions,
             "replay/bytes": self.buffer.stored_bytes,
-            "replay/samples_per_insert": self.samples_per_insert,
+            "replay/samples_per_insert": self.limiter.ratio,
             **self.journal.metrics(),
         }

@@ -155,14 +155,11 @@ class Checkpointer:
 
     def _take_directory(self) -> int:
         """Locks the directory while the returned descriptor is open; removes the incomplete checkpoints in it."""
+        what = f"another learner saves in {self.directory}: stop it, or choose another run_directory"
         try:
-            descriptor = lock_file(self.directory / ".lock")
+            descriptor = lock_file(self.directory / ".lock", CheckpointError(what))
         except OSError as error:
             raise CheckpointError(f"{self.directory} cannot hold checkpoints: {error}; set run_directory") from error
-        if descriptor is None:
-            raise CheckpointError(
-                f"another learner saves in {self.directory}: stop it, or choose another run_directory"
-            )
         self._remove_halves()
         return descriptor
 

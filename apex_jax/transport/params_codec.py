@@ -50,8 +50,6 @@ def decode_weights(body: Bytes, like_params: Any) -> Any:
     data = memoryview(body).toreadonly()
     if data.nbytes != FLOAT32.itemsize * sum(sizes):
         raise ValueError(f"{data.nbytes} bytes of weights, but this network has {FLOAT32.itemsize * sum(sizes)}")
-    leaves, offset = [], 0
-    for like, size in zip(likes, sizes, strict=True):
-        leaves.append(np.frombuffer(data, FLOAT32, size, offset).reshape(like.shape))
-        offset += leaves[-1].nbytes
-    return jax.tree_util.tree_unflatten(tree, leaves)
+    leaves = np.split(np.frombuffer(data, FLOAT32), np.cumsum(sizes)[:-1])
+    shaped = [leaf.reshape(like.shape) for leaf, like in zip(leaves, likes, strict=True)]
+    return jax.tree_util.tree_unflatten(tree, shaped)

@@ -43,56 +43,49 @@ ENCRYPTION_BYTES = 64  # CURVE adds 33 bytes to a frame
 # Receive queue of a server, per connection: more than an actor's default credit, because ZMQ stops reading a connection
 # whose queue is full; less than ZMQ's default of 1,000, which unknown clients could fill.
 UNREAD_MESSAGES = 128
-UNREAD_REPLIES = 128  # send queue per actor; a welcome has up to 16 KiB, and a peer may never read
-UNREAD_OFFERS = 16  # send queue per client of weights, who requests one version at a time
+# Send queue per client. A welcome of an actor has up to 16 KiB, and a peer may never read; a client of weights requests
+# one version at a time.
+UNREAD_REPLIES = {"experience": 128, "weights": 16}
+# The largest message of a link to its server, and to its clients.
+LARGEST_UP = {"experience": MAX_SEGMENT_BYTES, "sampling": MAX_SEGMENT_BYTES, "weights": SMALL_MESSAGE_BYTES}
+LARGEST_DOWN = {"experience": SMALL_MESSAGE_BYTES, "sampling": MAX_SEGMENT_BYTES, "weights": MAX_WEIGHTS_BYTES}
 
 
 class BindError(RunError):
     """A server cannot bind its address; the message names the address and the remedy."""
 
 
-def serve_experience(
-    context: zmq.Context, address: str, monitor: ServerMonitor | None = None, max_message_bytes: int = MAX_SEGMENT_BYTES
+def serve(
+    link: str, context: zmq.Context, address: str, monitor: ServerMonitor | None = None, max_message_bytes: int = 0
 ) -> zmq.Socket:
-    """Binds the replay server's end of the experience link. `max_message_bytes`: size of a segment of this run."""
-    socket = _router(context)
-    socket.set(zmq.SNDHWM, UNREAD_REPLIES)
-    return _open(socket, address, "experience", monitor, max_message_bytes, is_server=True)
+    """Binds the server's end of a link.
+
+    `max_message_bytes`: largest message from a client in this run, such as a segment; 0 = LARGEST_UP.
+    """
+    # libzmq numbers connections starting from C `rand()`, unseeded, and aborts the process (`ok`, socket_base.cpp) if a
+    # peer has already chosen the next number as its routing id. A random seed makes the next number unpredictable.
+    ctypes.CDLL(None).srand(int.from_bytes(os.urandom(4), "little"))
+    socket = context.socket(zmq.ROUTER)
+    socket.set(zmq.ROUTER_MANDATORY, 1)  # a missing peer or full queue is an error, not a silent drop
+    socket.set(zmq.RCVHWM, UNREAD_MESSAGES)
+    if link in UNREAD_REPLIES:
+        socket.set(zmq.SNDHWM, UNREAD_REPLIES[link])
+    return _open(socket, address, link, monitor, max_message_bytes or LARGEST_UP[link], is_server=True)
 
 
-def connect_experience(context: zmq.Context, address: str, monitor: ClientMonitor | None = None) -> zmq.Socket:
-    """Connects an actor to the replay server; ZMQ reconnects automatically while the socket is open."""
-    socket = _open(_dealer(context), address, "experience", monitor, SMALL_MESSAGE_BYTES, is_server=False)
-    socket.set(zmq.LINGER, 2_000)  # on a slow line, an actor's queued messages, goodbye included, take about a second
+def connect(
+    link: str, context: zmq.Context, address: str, monitor: ClientMonitor | None = None, max_message_bytes: int = 0
+) -> zmq.Socket:
+    """Connects a client's end of a link; ZMQ reconnects automatically while the socket is open.
+
+    `max_message_bytes`: largest message from the server in this run, such as the params; 0 = LARGEST_DOWN.
+    """
+    socket = context.socket(zmq.DEALER)
+    socket.set(zmq.IMMEDIATE, 1)  # queue no messages before a connection is established
+    _open(socket, address, link, monitor, max_message_bytes or LARGEST_DOWN[link], is_server=False)
+    if link == "experience":  # on a slow line, an actor's queued messages, goodbye included, take about a second
+        socket.set(zmq.LINGER, 2_000)
     return socket
-
-
-def serve_sampling(
-    context: zmq.Context, address: str, monitor: ServerMonitor | None = None, max_message_bytes: int = MAX_SEGMENT_BYTES
-) -> zmq.Socket:
-    """Binds the replay server's end of the sampling link. `max_message_bytes`: size of the priorities of a draw."""
-    return _open(_router(context), address, "sampling", monitor, max_message_bytes, is_server=True)
-
-
-def connect_sampling(
-    context: zmq.Context, address: str, monitor: ClientMonitor | None = None, max_message_bytes: int = MAX_SEGMENT_BYTES
-) -> zmq.Socket:
-    """Connects the learner to the replay server. `max_message_bytes`: size of streamed segments or of a draw."""
-    return _open(_dealer(context), address, "sampling", monitor, max_message_bytes, is_server=False)
-
-
-def serve_weights(context: zmq.Context, address: str, monitor: ServerMonitor | None = None) -> zmq.Socket:
-    """Binds the learner's end of the weights link."""
-    socket = _router(context)
-    socket.set(zmq.SNDHWM, UNREAD_OFFERS)
-    return _open(socket, address, "weights", monitor, SMALL_MESSAGE_BYTES, is_server=True)
-
-
-def connect_weights(
-    context: zmq.Context, address: str, monitor: ClientMonitor | None = None, max_message_bytes: int = MAX_WEIGHTS_BYTES
-) -> zmq.Socket:
-    """Connects a weights client to the learner. `max_message_bytes`: size of the params."""
-    return _open(_dealer(context), address, "weights", monitor, max_message_bytes, is_server=False)
 
 
 def send(socket: zmq.Socket, message: Any, connection_id: bytes | None = None) -> bool:
@@ -164,22 +157,6 @@ def receive_from(socket: zmq.Socket, expected: tuple[type, ...], dropped: Counte
             if (refusal := wire.encode_refusal(error)) is not None:
                 _send_frames(socket, [connection_id.bytes, *refusal])  # otherwise that peer would wait forever
     return None
-
-
-def _router(context: zmq.Context) -> zmq.Socket:
-    # libzmq numbers connections starting from C `rand()`, unseeded, and aborts the process (`ok`, socket_base.cpp) if a
-    # peer has already chosen the next number as its routing id. A random seed makes the next number unpredictable.
-    ctypes.CDLL(None).srand(int.from_bytes(os.urandom(4), "little"))
-    socket = context.socket(zmq.ROUTER)
-    socket.set(zmq.ROUTER_MANDATORY, 1)  # a missing peer or full queue is an error, not a silent drop
-    socket.set(zmq.RCVHWM, UNREAD_MESSAGES)
-    return socket
-
-
-def _dealer(context: zmq.Context) -> zmq.Socket:
-    socket = context.socket(zmq.DEALER)
-    socket.set(zmq.IMMEDIATE, 1)  # queue no messages before a connection is established
-    return socket
 
 
 def _tune(socket: zmq.Socket, max_message_bytes: int) -> None:

@@ -59,7 +59,7 @@ def follow(role: RoleContext, environment_spec: EnvironmentSpec) -> None:
     }
     hint = "" if is_supervised else "; to evaluate a finished run instead, give checkpoint=RUN_DIRECTORY"
     _log.info("waiting for weights from the learner at %s%s", config.addresses.weights, hint)
-    try:
+    with contextlib.closing(client), contextlib.closing(evaluator.environment):
         while not stop.is_set() and not (weights is not None and weights.final):
             weights = next_weights(client, weights, config.evaluator.interval_seconds, stop)
             if weights is None and stop.run_is_over:  # the learner stopped before this process joined
@@ -82,9 +82,6 @@ def follow(role: RoleContext, environment_spec: EnvironmentSpec) -> None:
         if not stop.is_set() and not is_supervised:  # a supervisor does this after its evaluator has ended
             draw_curves(Path(config.directory), config.environment.task)
             write_report(config)
-    finally:
-        evaluator.environment.close()
-        client.close()
 
 
 def record(

@@ -67,12 +67,10 @@ class LearnerMetrics:
     def add(self, batches: Batches, output: UpdateOutput) -> None:
         """Adds a finished update call, with its output as NumPy arrays."""
         drawn, largest = batches.drawn, float(np.max(output.priorities))
-        of_draw: dict[str, Any] = {
-            "losses/priority_mean": output.priorities,
-            "replay/sample_age_seconds": drawn.age_seconds,
-        }
-        for tag, numbers in {**output.metrics, **of_draw}.items():
+        for tag, numbers in output.metrics.items():
             self._means.add(tag, numbers)
+        self._means.add("losses/priority_mean", output.priorities)
+        self._means.add("replay/sample_age_seconds", drawn.age_seconds)
         self._others["losses/priority_max"] = max(self._others.get("losses/priority_max", 0.0), largest)
         self._others["replay/samples_per_insert"] = drawn.samples_per_insert
 

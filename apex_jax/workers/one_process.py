@@ -116,11 +116,6 @@ class OneProcess:
         if film is not None:
             finish_film(film, evaluation)
 
-    def evaluate_at_the_end(self) -> None:
-        """Evaluates the last parameters of the run, and films their first game."""
-        with Film(self.role.config, self.environment_spec) as film:
-            self.evaluate(film)
-
     def beat(self) -> None:
         """Shows the progress at times. Called at each step of the environments."""
         self.role.stop.beat()
@@ -228,7 +223,8 @@ def train(
             role.describe = one.learner.describe
             learn_and_end(one.learner, one.learn)
             if not stop.is_set() and not one.is_ended:  # else the callback has just received their evaluation
-                one.evaluate_at_the_end()
+                with Film(config, environment_spec) as last_game:
+                    one.evaluate(last_game)
             look()
         draw_curves(Path(config.directory), config.environment.task)
         film = None if one.is_ended else film_in_simulator(config, stop)
@@ -244,7 +240,8 @@ def run(config: Config, name: str, stop: StopSignal) -> int:
         views = list[LiveView]()
 
         def begin(address: str) -> None:
-            views.append(opened.enter_context(LiveView(config, sys.stdout, page_address=address)))
+            views.append(LiveView(config, sys.stdout, page_address=address))
+            opened.callback(views[0].close)
 
         progress = train(config, environment_spec, stop, lambda progress: views[0].update(progress), on_page=begin)
     if progress is not None:

@@ -37,27 +37,20 @@ class ReplayServer:
         """Binds both links and restores the run's journal. Raises BindError, JournalError."""
         self._role = role
         config, run = role.config, role.run_identity
-        self._frame_skip = config.environment.frame_skip
         rng = process_rng(config.seed, ROLE_NUMBERS["replay"])
         self.replay = Replay(config, spec, rng, run.name)
         self._monitors = {link: ServerMonitor() for link in ("experience", "sampling")}
         with contextlib.ExitStack() as opened:
             opened.callback(self.replay.journal.close)
-            self.experience_socket = opened.enter_context(
-                sockets.serve_experience(
-                    role.sockets, config.addresses.experience, self._monitors["experience"], max_body_bytes(spec)
-                )
-            )
-            opened.callback(self._monitors["experience"].close)
-            self.sampling_socket = opened.enter_context(
-                sockets.serve_sampling(
-                    role.sockets,
-                    config.addresses.sampling,
-                    self._monitors["sampling"],
-                    4 * config.learner.largest_sample,
-                )
-            )
-            opened.callback(self._monitors["sampling"].close)
+
+            def serve(link: str, max_message_bytes: int) -> zmq.Socket:
+                address, monitor = getattr(config.addresses, link), self._monitors[link]
+                socket = opened.enter_context(sockets.serve(link, role.sockets, address, monitor, max_message_bytes))
+                opened.callback(monitor.close)
+                return socket
+
+            self.experience_socket = serve("experience", max_body_bytes(spec))
+            self.sampling_socket = serve("sampling", 4 * config.learner.largest_sample)
             self.experience = ExperienceServer(self.experience_socket, config, spec, self.replay, run)
             self.sampling = SamplingServer(self.sampling_socket, config, self.replay, run)
             run.adopt(self.replay.restore(time.monotonic()), f"the replay in {config.directory}/replay")
@@ -109,7 +102,7 @@ class ReplayServer:
         learner, batches = self.sampling.learner, self.replay.limiter.sampled // self._role.config.learner.batch_size
         return {
             "counts": {"segments": self.replay.buffer.inserted_segments, "batches": batches},  # since the run began
-            "environment_frames": self._run_steps * self._frame_skip,
+            "environment_frames": self._run_steps * self._role.config.environment.frame_skip,
             "errors": self.replay.journal.failures,
             "peers": {
                 "learner": None if learner is None else {"peer_id": digest_of_peer_id(learner.peer_id)},
@@ -195,8 +188,6 @@ def run(config: Config, name: str, stop: StopSignal) -> int:
             config.addresses.experience,
             config.addresses.sampling,
         )
-        try:
+        with contextlib.closing(server):
             server.run()
-        finally:
-            server.close()
     return stop.exit_code

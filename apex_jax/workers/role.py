@@ -129,10 +129,8 @@ def open_role(config: Config, role: Role, name: str, stop: StopSignal) -> Iterat
         for logger in loggers:
             opened.callback(logger.finish)
         sockets = LinkContext.of(security_of(config, role))
-        try:
-            context = RoleContext(config, sockets, name, stop, storage)
-            context.loggers = loggers
-            report.describe = context.report
-            yield context
-        finally:
-            sockets.term()
+        opened.callback(sockets.term)
+        context = RoleContext(config, sockets, name, stop, storage)
+        context.loggers = loggers
+        report.describe = context.report
+        yield context

@@ -47,7 +47,7 @@ def test_a_replay_server_that_breaks_the_protocol_ends_the_actor_in_one_line(
     experience: experience_link.Link, answers: list[Any], said: str
 ) -> None:
     context = zmq.Context()
-    with context, sockets.serve_experience(context, experience.address) as socket:
+    with context, sockets.serve("experience", context, experience.address) as socket:
         false_server, stream = FalseServer(socket), experience.stream()  # of 4 environments
         for message in answers:
             false_server.receive(ActorHello, ActorStatus)

@@ -151,7 +151,7 @@ from apex_jax.transport import sockets
 from tests.fuzz.tcp import RESET, frame, open_behind_the_handshake
 from tests.rigs.links import free_address
 address = free_address()
-server = sockets.serve_experience(zmq.Context(), address)
+server = sockets.serve("experience", zmq.Context(), address)
 client = open_behind_the_handshake(int(address.rpartition(":")[2]), b"")
 client.settimeout(1)
 try:
@@ -166,8 +166,8 @@ import time, zmq
 from apex_jax.transport import sockets
 from tests.rigs.links import free_address
 address = free_address()
-learner = sockets.serve_weights(zmq.Context(), address)
-client = sockets.connect_weights(zmq.Context(), address)
+learner = sockets.serve("weights", zmq.Context(), address)
+client = sockets.connect("weights", zmq.Context(), address)
 assert client.poll(10_000, zmq.POLLOUT)
 client.send(b"request")
 identity = learner.recv_multipart()[0]
@@ -192,7 +192,7 @@ def test_fault_33_reset_with_a_full_queue_ends_no_process(script: str) -> None:
 FROZEN_SERVER = """
 import sys, time, zmq
 from apex_jax.transport import sockets
-server = sockets.serve_experience(zmq.Context(), sys.argv[1])
+server = sockets.serve("experience", zmq.Context(), sys.argv[1])
 print("serves", flush=True)
 server.poll()
 time.sleep(2)  # in which ZMQ's thread alone finds what has come, and that the actor is gone
@@ -214,7 +214,7 @@ def test_fault_15_server_that_wakes_handles_the_messages_of_an_actor_that_has_le
     ):
         assert server.stdout is not None
         assert server.stdout.readline() == "serves\n"
-        with sockets.connect_experience(context, address) as actor:
+        with sockets.connect("experience", context, address) as actor:
             assert actor.poll(10_000, zmq.POLLOUT)
             server.send_signal(signal.SIGSTOP)
             for _ in range(4):

@@ -14,6 +14,7 @@ from apex_jax.links import server as link_server
 from apex_jax.transport import wire
 from apex_jax.transport.messages import Finish, WeightsHello, WeightsOffer, WeightsRequest
 from apex_jax.transport.params_codec import architecture_of, encode_weights
+from tests.rigs.agents import assert_equal_bits
 from tests.rigs.links import wait_until
 from tests.rigs.messages import speaking
 from tests.rigs.proxy import Proxy
@@ -21,7 +22,6 @@ from tests.rigs.weights_link import (
     PEER_ID,
     FalseLearner,
     Link,
-    assert_equal_bits,
     body_of,
     large_params,
     link,

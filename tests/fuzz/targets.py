@@ -169,7 +169,7 @@ class ReplayTarget:
     def _insert(self, number: int) -> None:
         segment = segment_of(number)
         self.server.replay.buffer.insert(encode_segment(segment, SPEC), segment.columns, self._now_seconds)
-        self.server.replay.limiter.insert(TRANSITIONS)
+        self.server.replay.limiter.inserted += TRANSITIONS
 
     def _ask(self, *messages: Any, answer: type | None = None) -> None:
         """Sends messages until one of them is answered."""
@@ -211,8 +211,7 @@ class ReplayTarget:
         return LearnerHello(peer_id, CONFIG.compatibility_key, 0, batches_at_once=1, batch_size=4)
 
     def _connect(self) -> zmq.Socket:
-        connect = sockets.connect_experience if self._link == "experience" else sockets.connect_sampling
-        return connect(self._context, self._address)
+        return sockets.connect(self._link, self._context, self._address)
 
 
 class WeightsTarget:

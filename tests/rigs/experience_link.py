@@ -39,7 +39,7 @@ class Server(ServerEnd):
     """The replay server's side, with the test's clock."""
 
     def __init__(self, address: str, limiter: RateLimiter) -> None:
-        super().__init__(sockets.serve_experience, address, replay_of(limiter=limiter))
+        super().__init__(partial(sockets.serve, "experience"), address, replay_of(limiter=limiter))
         self.now_seconds = 0.0
         self.service = ExperienceServer(self.socket, CONFIG, SPEC, self.replay)
         self.dropped = self.service.dropped
@@ -76,7 +76,7 @@ class Link(Ends):
 
     def peer(self, server: Server, peer_id: int | None = None) -> Peer:
         """A peer that the test controls; it joins if it is given a peer id."""
-        peer = Peer(sockets.connect_experience(self.context, self.address), server.serve)
+        peer = Peer(sockets.connect("experience", self.context, self.address), server.serve)
         self.clients.append(peer.socket)
         if peer_id is not None:
             join(peer, peer_id)

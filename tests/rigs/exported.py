@@ -13,10 +13,7 @@ from apex_jax.types import ActionSpec, EnvironmentSpec, Part, SegmentSpec
 from tests.rigs.runs import ROOT
 
 NORMALIZED = ("network.layer_norm=true", "network.normalize_observations=true", "network.policy_units=[16, 24, 8]")
-OPTIONS = (
-    *("algorithm.munchausen=true", "algorithm.quantiles=4"),
-    "network.layer_norm=true",
-)
+OPTIONS = ("algorithm.munchausen=true", "algorithm.quantiles=4", "network.layer_norm=true")
 PLAIN = ("network.layer_norm=false", "network.normalize_observations=false", "algorithm.twin_critics=true")
 CONVOLUTION = ("network.channels=[4]", "network.kernel_sizes=[3]", "network.strides=[2]", "network.hidden_units=8")
 PIXELS = SegmentSpec((44, 44), "uint8", 3, 40, 3, ActionSpec.discrete(6))

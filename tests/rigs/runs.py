@@ -39,26 +39,4 @@ def plain_run(returns: list[float], task: str = "Pong-v5") -> Run:
     return Run("", task, Curve(positions * 1e6, positions, np.array(returns)), {}, {})
 
 
-def write_run(
-    folder: Path,
-    starts: Sequence[float],
-    evaluations: Sequence[tuple[float, float]],
-    updates: Sequence[tuple[float, int]],
-) -> Path:
-    """Writes a run; all times in seconds after its first start, evaluations as (time, million frames)."""
-    (folder / "metrics").mkdir(parents=True)
-    lines: dict[str, list[tuple[float, float, dict[str, float]]]] = {
-        "evaluator": [(seconds, millions, {RETURN: 1.0}) for seconds, millions in evaluations],
-        "learner": [(seconds, 0.0, {UPDATES: count}) for seconds, count in updates],
-        "replay": [(start + seconds, 0.0, {}) for start in starts for seconds in (5.0, 30.0)],
-    }
-    for name, of_process in lines.items():
-        records = [{"time": START + s, "seconds": s, "step": int(m * 1e6), **v} for s, m, v in of_process]
-        (folder / "metrics" / f"{name}.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
-    (folder / "starts.jsonl").write_text("".join(json.dumps({"time": START + start}) + "\n" for start in starts))
-    return folder
-
-
-UPDATES = "learner/updates"
-
 ROOT = Path(__file__).parents[2]

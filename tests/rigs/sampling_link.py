@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -64,7 +65,7 @@ class Server(ServerEnd):
     """The replay server's side."""
 
     def __init__(self, address: str, limiter: RateLimiter, capacity: int = CAPACITY) -> None:
-        super().__init__(sockets.serve_sampling, address, replay_of(capacity, limiter))
+        super().__init__(partial(sockets.serve, "sampling"), address, replay_of(capacity, limiter))
         self.inserted = 0
         self.service = SamplingServer(self.socket, CONFIG, self.replay)
         self.dropped = self.service.dropped
@@ -73,7 +74,7 @@ class Server(ServerEnd):
         for _ in range(count):
             segment = segment_of(self.inserted + 1)  # its number is that of its insertion
             self.buffer.insert(encode_segment(segment, SPEC), segment.columns, now_seconds=0.0)
-            self.limiter.insert(TRANSITIONS)
+            self.limiter.inserted += TRANSITIONS
             self.inserted += 1
 
     def serve(self) -> None:
@@ -128,7 +129,7 @@ class Link(Ends):
 
     def peer(self, server: Server, hello: LearnerHello | None = None) -> Peer:
         """A peer that the test controls; it joins if it is given a hello."""
-        peer = Peer(sockets.connect_sampling(self.context, self.address), server.serve)
+        peer = Peer(sockets.connect("sampling", self.context, self.address), server.serve)
         self.clients.append(peer.socket)
         if hello is not None:
             peer.send(hello)
@@ -141,7 +142,7 @@ class FalseReplay(FalseServer):
 
     def __init__(self, address: str) -> None:
         self._context = zmq.Context()
-        super().__init__(sockets.serve_sampling(self._context, address))
+        super().__init__(sockets.serve("sampling", self._context, address))
 
     def welcome(self) -> None:
         self.receive(LearnerHello)

@@ -35,8 +35,8 @@ class Served:
         self.server.serve(self.now_seconds)
 
     def peer(self, link: str) -> Peer:
-        connect = sockets.connect_experience if link == "experience" else sockets.connect_sampling
-        self.peers.append(Peer(connect(self.context, getattr(self.config.addresses, link)), self.serve))
+        socket = sockets.connect(link, self.context, getattr(self.config.addresses, link))
+        self.peers.append(Peer(socket, self.serve))
         return self.peers[-1]
 
     def actor(self, peer_id: int, acknowledged: int = 0) -> Peer:

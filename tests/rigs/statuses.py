@@ -24,8 +24,7 @@ class Served:
         self.server = StatusServer(address, lambda: (self.healthy, self.content))
 
     def connect(self) -> socket.socket:
-        client = socket.create_connection(("127.0.0.1", split(self.address).port), timeout=10)
-        return client
+        return socket.create_connection(("127.0.0.1", split(self.address).port), timeout=10)
 
     def answer(self, request: bytes) -> bytes:
         with self.connect() as client:

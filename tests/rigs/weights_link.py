@@ -37,16 +37,6 @@ def large_params(value: float, num_bytes: int = 600_000) -> Any:
     return {"kernel": np.full(num_bytes // 4, value, np.float32)}
 
 
-def assert_equal_leaves(leaf: Any, expected: np.ndarray) -> None:
-    assert isinstance(leaf, jax.Array), "already on the device"
-    assert leaf.dtype == np.float32
-    assert np.asarray(leaf).tobytes() == expected.tobytes()
-
-
-def assert_equal_bits(params: Any, expected: Any) -> None:
-    jax.tree.map(assert_equal_leaves, params, expected)  # which raises where their structures differ
-
-
 class FalseLearner(FalseServer):
     """The learner's end of the link, controlled by the test: it offers and sends to its one client."""
 
@@ -67,10 +57,8 @@ class Link(Ends):
         params: Any = PARAMS,
         peer_id: int = PEER_ID,
     ) -> WeightsServer:
-        architecture = architecture_of(params)
-        key = COMPATIBILITY_KEY
         end = LinkEnd(self.context, self.address, run)
-        server = WeightsServer(end, peer_id, first_version, key, architecture)
+        server = WeightsServer(end, peer_id, first_version, COMPATIBILITY_KEY, architecture_of(params))
         self.clients.append(server)
         return server
 
@@ -82,13 +70,13 @@ class Link(Ends):
         return client
 
     def false_learner(self) -> FalseLearner:
-        learner = FalseLearner(sockets.serve_weights(self.context, self.address))
+        learner = FalseLearner(sockets.serve("weights", self.context, self.address))
         self.clients.append(learner)
         return learner
 
     def peer(self) -> Peer:
         """A client that the test controls."""
-        peer = Peer(sockets.connect_weights(self.context, self.address), lambda: None)
+        peer = Peer(sockets.connect("weights", self.context, self.address), lambda: None)
         self.clients.append(peer.socket)
         return peer
 

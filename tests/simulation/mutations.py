@@ -48,7 +48,7 @@ MUTATIONS = (
              "message.batches_at_once, message.batch_size)",
              "message.batches_at_once, message.batch_size, self.learner.cursor if self.learner else 0)"),
     Mutation("draws are not counted in the rate limiter", Replay, "sample",
-             "self.limiter.sample(sample.indices.size)", "pass"),
+             "self.limiter.sampled += sample.indices.size", "pass"),
     Mutation("the learner returns the credit of segments twice", SamplingClient, "consumed",
              "Credit(len(content.ring_slots))", "Credit(2 * len(content.ring_slots))"),
     Mutation("requests of an earlier connection are sent on the next one", SamplingClient, "_flush",

@@ -228,6 +228,18 @@ def expected_transitions(
     return expected
 
 
+def stored_bit_for_bit(
+    config: Config, recorders: list[Recorder], capacity_segments: int, real_steps: int
+) -> tuple[Counter[Transition], list[list[reference.Step]]]:
+    """Plays; returns all that can be drawn, which must be what the twin knows, and each environment's history."""
+    spec = describe(config).spec
+    replay = Replay(spec, capacity_segments)
+    histories = play(config, spec, replay, recorders, real_steps)
+    found = replay.transitions()
+    assert found == expected_transitions(config, spec, histories)
+    return found, histories
+
+
 def count_ends(histories: list[list[reference.Step]]) -> Counter[str]:
     """Returns how many episodes ended how; a life is lost where the game goes on with fewer."""
     ends: Counter[str] = Counter()
@@ -262,12 +274,8 @@ def test_ten_thousand_steps_of_a_game_are_stored_bit_for_bit_and_once(
     ends: Counter[str] = Counter()
     for real_steps, max_episode_frames in ((8_500, 50_000), (1_500, 500)):  # full games, then games cut short
         config = make_config(task, max_episode_frames=max_episode_frames)
-        spec = describe(config).spec
-        replay = Replay(spec, capacity_segments=240)
-        histories = play(config, spec, replay, recorders, real_steps)
-        found = replay.transitions()
-        assert found == expected_transitions(config, spec, histories)
-        assert found.total() > 0.9 * real_steps - 8 * spec.slots
+        found, histories = stored_bit_for_bit(config, recorders, 240, real_steps)
+        assert found.total() > 0.9 * real_steps - 8 * config.actor.segment_slots
         ends += count_ends(histories)
     assert ends["game over"] >= 3
     assert ends["time limit"] >= 3
@@ -284,10 +292,7 @@ def test_environments_in_any_order_and_any_n_are_stored_bit_for_bit(
     config = make_config("Breakout-v5", slots, n, frame_size=42, max_episode_frames=400)
     actor = dataclasses.replace(config.actor, environments_per_step=3)
     config = config.replace(actor=actor, seed=10 * n)
-    spec = describe(config).spec
-    replay = Replay(spec, capacity_segments=300)
-    histories = play(config, spec, replay, recorders, real_steps=1_200)
-    assert replay.transitions() == expected_transitions(config, spec, histories)
+    _, histories = stored_bit_for_bit(config, recorders, 300, real_steps=1_200)
     assert len({len(history) for history in histories}) > 1  # they did not run in step
     ends = count_ends(histories)
     assert ends["time limit"] >= 3
@@ -329,12 +334,8 @@ def test_five_thousand_steps_of_a_continuous_task_are_stored_bit_for_bit_and_onc
     task: str, n: int, recorders: list[Recorder]
 ) -> None:
     config = make_continuous(task, environments=4, n=n)
-    spec = describe(config).spec
-    replay = Replay(spec, capacity_segments=120)
-    histories = play(config, spec, replay, recorders, real_steps=5_000)
-    found = replay.transitions()
-    assert found == expected_transitions(config, spec, histories)
-    assert found.total() > 5_000 - 4 * spec.slots
+    found, histories = stored_bit_for_bit(config, recorders, 120, real_steps=5_000)
+    assert found.total() > 5_000 - 4 * config.actor.segment_slots
     length = 200 if task == "Pendulum-v1" else 1_000  # the task's own time limit
     assert count_ends(histories) == {"time limit": 4 * (1_250 // length), "game over": 0, "lost life": 0}
 
@@ -345,10 +346,7 @@ def test_falls_and_time_limits_in_any_order_of_environments_are_stored_bit_for_b
 ) -> None:
     config = make_continuous(task, environments=8, max_episode_frames=25)
     config = config.replace(actor=dataclasses.replace(config.actor, environments_per_step=3, segment_slots=16))
-    spec = describe(config).spec
-    replay = Replay(spec, capacity_segments=120)
-    histories = play(config, spec, replay, recorders, real_steps=1_000)
-    assert replay.transitions() == expected_transitions(config, spec, histories)
+    _, histories = stored_bit_for_bit(config, recorders, 120, real_steps=1_000)
     ends = count_ends(histories)
     assert ends["game over"] >= 3
     assert ends["time limit"] >= 3

@@ -131,15 +131,7 @@ def test_command_ends_well(arguments: list[str], at_folder: Path, programs: Prog
 def test_commands_have_left_what_the_page_names(at_folder: Path, programs: Programs) -> None:
     """After the commands above: with one of them alone, there is nothing yet."""
     pong = Path("runs/Pong-v5-1")
-    left = (
-        "curves.png",
-        "video.mp4",
-        "config.yaml",
-        "checkpoints",
-        "metrics",
-        "report.html",
-        "tensorboard",
-    )
+    left = ["curves.png", "video.mp4", "config.yaml", "checkpoints", "metrics", "report.html", "tensorboard"]
     assert [name for name in left if not (pong / name).exists()] == []
     assert {path.name for path in Path("runs").iterdir()} >= {f"CartPole-v1-{seed}" for seed in (1, 2, 3)}
     assert Path("walker", "README.md").is_file()

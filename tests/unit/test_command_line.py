@@ -164,6 +164,8 @@ def test_help_names_every_key_with_its_default_and_exits_with_0(capsys: pytest.C
         ("learner=3", ["learner=3", "group", "learner.batch_size"]),
         (["learner={batch_size: 1, bach_size: 2}"], ["learner.bach_size", "learner.batch_size"]),
         # options
+        *((name, [f"{name}: "]) for name in ("algorithm.name=a:b:c", "network.name=mine")),
+        (["algorithm.settings={atoms: 3}"], ["algorithm.settings="]),
         ("--role boss", ["--role", "boss", "learner"]),
         ("--learning-rate=1e-3", ["--learning-rate", "learner.learning_rate=1e-3"]),
         ("--conf x", ["--conf", "--config"]),

@@ -109,16 +109,6 @@ def test_code_that_cannot_be_imported_or_called_is_refused(
         checked(source.replace("{result}", "agent"), f"algorithm.name={name}")
 
 
-@pytest.mark.parametrize(("setting", "key"), [
-    ("algorithm.name=a:b:c", "algorithm.name"),
-    ("network.name=mine", "network.name"),
-    ("algorithm.settings={atoms: 3}", "algorithm.settings"),
-])  # fmt: skip
-def test_malformed_names_and_unread_settings_are_refused(setting: str, key: str) -> None:
-    with pytest.raises(UsageError, match=f"^{key}="):
-        config_of(setting)
-
-
 def test_dpg_takes_two_networks() -> None:
     config = load("configs/pendulum.yaml", ["network.name=apex_jax.agent.networks:Policy,Critic"])
     check_user_code(config, describe(config).spec)

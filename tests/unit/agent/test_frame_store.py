@@ -1,4 +1,4 @@
-"""The frame store against a NumPy twin: inserts of any number of segments in place, gathers of stacked windows."""
+"""The frame store against a NumPy twin: inserts of any number of segments in place, and frames in blocks for GPUs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 from apex_jax import segment_codec
 from apex_jax.agent import networks
 from apex_jax.agent.dqn import make_dqn
-from apex_jax.agent.frame_store import FrameStore, create_store, gather, insert_segments, store_bytes
+from apex_jax.agent.frame_store import FrameStore, create_store, gather, insert_segments
 from apex_jax.agent.space_to_depth import BlockConvolution, block_size, frame_block_size
 from apex_jax.config import Config, LearnerConfig, NetworkConfig
 from apex_jax.segment_codec import CorruptSegment, decode_segment, encode_segment
@@ -86,31 +86,6 @@ def test_segments_are_written_in_place(spec: SegmentSpec) -> None:
     assert all(array.is_deleted() for array in jax.tree.leaves(before))
 
 
-@specs
-def test_gathered_transitions_are_the_windows_of_the_segment(spec: SegmentSpec) -> None:
-    rng = np.random.default_rng(2)
-    frames, columns = random_segments(rng, spec, CAPACITY)
-    store = insert_segments(create_store(spec, CAPACITY), np.arange(CAPACITY, dtype=np.int32), frames, columns)
-    segment = rng.integers(0, CAPACITY, 50)
-    slot = rng.integers(spec.frame_stack - 1, spec.slots - spec.n_step, 50)
-    indices = jnp.asarray(segment * spec.slots + slot, jnp.int32)
-    batch = jax.jit(gather, static_argnums=2)(store, indices, spec.frame_stack)
-    for i, (c, f) in enumerate(zip(segment, slot, strict=True)):
-        end = f + columns["bootstrap_offset"][c, f]
-        np.testing.assert_array_equal(batch.observation_t[i], frames[c, f - spec.frame_stack + 1 : f + 1])
-        np.testing.assert_array_equal(batch.observation_tpk[i], frames[c, end - spec.frame_stack + 1 : end + 1])
-        assert batch.columns["action"][i] == columns["action"][c, f]
-        assert batch.columns["n_step_return"][i] == columns["n_step_return"][c, f]
-        assert batch.columns["discount"][i] == columns["discount"][c, f]
-    assert batch.observation_t.dtype == spec.frame_dtype
-
-
-@specs
-def test_store_bytes_equals_the_bytes_of_its_arrays(spec: SegmentSpec) -> None:
-    arrays = arrays_of(create_store(spec, CAPACITY))
-    assert store_bytes(spec, CAPACITY) == sum(array.nbytes for array in arrays.values())
-
-
 def travelled(spec: SegmentSpec, **columns: np.ndarray) -> Any:
     """What the update gathers of slot 1 of a segment that has been encoded, decoded and stored."""
     segment = segment_of(7)
@@ -129,12 +104,6 @@ def test_a_new_column_takes_one_line_of_segment_spec_columns(monkeypatch: pytest
     batch = travelled(SPEC, reward_parts=parts)
     np.testing.assert_array_equal(batch.columns["reward_parts"][0], parts[1])
     assert batch.columns["n_step_return"].shape == (1,)
-
-
-def test_actions_of_any_shape_travel_bit_for_bit() -> None:
-    spec = SPEC._replace(action=CONTINUOUS)
-    action = np.random.default_rng(0).uniform(-1, 1, (spec.slots, 3)).astype(np.float32)
-    np.testing.assert_array_equal(travelled(spec, action=action).columns["action"][0], action[1])
 
 
 @pytest.mark.parametrize("value", [1.0001, -1.0001, np.nan, np.inf])

@@ -11,16 +11,17 @@ from pathlib import Path
 import pytest
 
 from apex_jax.host import disk
+from apex_jax.host.errors import RunError
+
+REFUSAL = RunError("it is in use")
 
 
 def test_a_directory_is_for_one_process_until_its_file_is_closed(tmp_path: Path) -> None:
-    first = disk.lock_file(tmp_path / "lock")
-    assert first is not None
-    assert disk.lock_file(tmp_path / "lock") is None
+    first = disk.lock_file(tmp_path / "lock", REFUSAL)
+    with pytest.raises(RunError, match="in use"):
+        disk.lock_file(tmp_path / "lock", REFUSAL)
     os.close(first)
-    second = disk.lock_file(tmp_path / "lock")
-    assert second is not None
-    os.close(second)
+    os.close(disk.lock_file(tmp_path / "lock", REFUSAL))
 
 
 @pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOTSUP, errno.EINVAL])
@@ -31,9 +32,7 @@ def test_file_system_without_locks_is_used_with_a_warning(
         raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr(fcntl, "flock", fail)
-    descriptor = disk.lock_file(tmp_path / "lock")
-    assert descriptor is not None
-    os.close(descriptor)
+    os.close(disk.lock_file(tmp_path / "lock", REFUSAL))
     assert [record.levelname for record in caplog.records] == ["WARNING"]
     assert f"{tmp_path} cannot be locked ({os.strerror(number)})" in caplog.text
 

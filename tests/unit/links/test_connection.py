@@ -147,14 +147,6 @@ def test_silent_server_is_lost_and_its_connection_replaced_at_each_timeout() -> 
     assert (client.connection.disconnects, client.link.reconnects) == (1, 4)
 
 
-def test_any_message_restarts_the_timeout() -> None:
-    client = Client().joined()
-    for _ in range(20):
-        client.turns(PATIENCE.silent - TICK_SECONDS)
-        assert client.turn(TICK_SECONDS, "ack") == ["ack"]
-    assert (client.connection.state, client.link.reconnects) == ("joined", 0)
-
-
 def test_pause_of_the_client_does_not_count_as_silence_of_the_server() -> None:
     client = Client().joined()
     for _ in range(3):
@@ -174,17 +166,6 @@ def test_unreachable_server_ends_the_client_after_the_limit(was_joined: bool) ->
     client.turns(60.0)
     with pytest.raises(RunError, match=r"the replay server at tcp://fleet:5550 .* 60 s .refused."):
         client.turns(2 * TICK_SECONDS)
-
-
-def test_refusal_is_logged_once_and_retried_until_there_is_a_place(caplog: pytest.LogCaptureFixture) -> None:
-    client = Client()
-    for _ in range(10):
-        client.turn(1.0, Refusal("no place is free", final=False))
-    assert (client.connection.state, client.connection.dropped) == ("refused", {"refused": 10})
-    assert client.messages_sent() == ["hello"] * 10
-    assert caplog.messages == ["no place is free; retrying until it has a place"]
-    client.turn(1.0, WELCOME)
-    assert (client.connection.state, client.connection.disconnects) == ("joined", 0)
 
 
 def test_refusal_ends_the_client_if_it_is_final_or_lasts_too_long() -> None:

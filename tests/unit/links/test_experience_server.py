@@ -7,12 +7,10 @@ from typing import Any
 import msgpack
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
+from apex_jax.config import MetricsConfig
 from apex_jax.links import experience_server
 from apex_jax.links.experience_server import MAX_ACTOR_NUMBER, ActorPeer, EpisodeMeans, Membership, Waiting
-from apex_jax.run.metrics import EPSILON_BANDS
 from apex_jax.transport import sockets, wire
 from apex_jax.transport.messages import (
     ActorHello,
@@ -27,7 +25,7 @@ from apex_jax.transport.messages import (
 )
 from apex_jax.types import PEER_TIMEOUT_SECONDS, SegmentRecord
 from tests.rigs.experience_link import CREDIT, KEY, Link, join, limiter_that_lets_in, message_of
-from tests.rigs.links import TRANSITIONS, waiting_in
+from tests.rigs.links import CONFIG, SPEC, TRANSITIONS, waiting_in
 from tests.rigs.messages import speaking
 
 
@@ -73,7 +71,7 @@ def test_a_refused_segment_counts_its_steps_and_is_acknowledged_after_the_earlie
     server.until(lambda: waiting_in(server.service) == 2)
     assert peer.receives_nothing()
     assert server.replay.ledger.steps == 10
-    server.limiter.sample(TRANSITIONS)
+    server.limiter.sampled += TRANSITIONS
     assert peer.receive(SegmentAck).sequence == 3
     assert server.replay.ledger.steps == 30
     totals = server.replay.ledger.totals()
@@ -255,41 +253,12 @@ def test_an_actor_beyond_the_limit_is_refused_and_retries(
 # Games ------------------------------------------------------------------------------------------------------------
 
 
-GAME = st.tuples(st.sampled_from([0.0, 0.005, 0.03, 0.1, 0.9, 1.0]), st.integers(-100, 1000), st.integers(0, 10**6))
-
-
-def statistics_of(games: list[tuple[float, int, int]]) -> EpisodeStatistics:
-    epsilon, returns, steps = zip(*games, strict=True) if games else ((), (), ())
-    arrays = np.array(epsilon, np.float32), np.array(returns, np.float32), np.array(steps, np.int32)
-    return EpisodeStatistics(*arrays, "", np.zeros((len(games), 0), np.float32))
-
-
-def band_of(epsilon: float) -> str:
-    """The slow twin: the name of the band of an epsilon that is no edge of a band."""
-    if epsilon < 0.01:
-        return "epsilon_below_0.01"
-    if epsilon < 0.05:
-        return "epsilon_0.01_to_0.05"
-    return "epsilon_0.05_to_0.2" if epsilon < 0.2 else "epsilon_above_0.2"
-
-
-@settings(max_examples=40)
-@given(messages=st.lists(st.lists(GAME, max_size=5), max_size=5))
-def test_means_are_of_all_games_however_they_are_spread_over_messages(messages: list[list[Any]]) -> None:
-    means, games = EpisodeMeans(EPSILON_BANDS), [game for message in messages for game in message]
-    assert all(means.add(statistics_of(message)) for message in messages)
-    expected: dict[str, list[int]] = {}
-    for epsilon, returned, steps in games:
-        for tag, number in (("return", returned), ("length", steps), (f"return_{band_of(epsilon)}", returned)):
-            expected.setdefault(f"charts/episodic_{tag}", []).append(number)
-    assert means.means.take() == {tag: pytest.approx(np.mean(numbers)) for tag, numbers in expected.items()}
-
-
 def test_means_of_numbers_in_info_are_of_the_games_that_have_them() -> None:
-    means = EpisodeMeans(EPSILON_BANDS, ("level", "is_success"))
+    means = EpisodeMeans(CONFIG.replace(metrics=MetricsConfig(info=("level", "is_success"))), SPEC)
+    games = np.full(2, 0.5, np.float32), np.full(2, 7, np.float32), np.full(2, 10, np.int32)
     numbers = np.array([[1.0, 3.0, 9.0], [0.0, np.nan, 9.0]], np.float32)
     for names in ("is_success level other", "is_success"):  # an actor's own names, of which some are asked for
-        means.add(statistics_of([(0.5, 7, 10)] * 2)._replace(info_names=names, info=numbers))
+        means.add(EpisodeStatistics(*games, names, numbers))
     values = means.means.take()
     assert (values["charts/info_is_success"], values["charts/info_level"]) == (0.5, 3.0)
     assert "charts/info_other" not in values

@@ -102,7 +102,7 @@ def test_heartbeat_is_always_answered(sampling: Link) -> None:
 def test_ratio_too_large_for_a_message_is_sent_as_the_largest_one(sampling: Link) -> None:
     server = sampling.server()
     server.insert(1)
-    server.limiter.sample(10**15)  # as after months in which no actor sent anything
+    server.limiter.sampled += 10**15  # as after months in which no actor sent anything
     peer = sampling.peer(server, hello_of())
     peer.send(Credit(9, 1))
     peer.receive(StreamedSegments)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 from pathlib import Path
 
@@ -33,7 +34,7 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
 def panel_of(terminal: Terminal, page_address: str = "", task: str = "Pong-v5", **changes: object) -> list[str]:
     """Returns the lines of the panel that shows this progress."""
     of_task = config(environment=EnvironmentConfig(task=task))
-    with LiveView(of_task, terminal, page_address=page_address) as view:
+    with contextlib.closing(LiveView(of_task, terminal, page_address=page_address)) as view:
         before = len(terminal.getvalue())
         view.update(progress(**changes))
         return Text.from_ansi(terminal.getvalue()[before:]).plain.splitlines()
@@ -64,7 +65,7 @@ def test_view_hints_at_the_configuration_for_slow_environments_of_numbers_once_i
 
 def test_plain_output_begins_at_once_and_is_a_line_each_ten_seconds_and_with_each_evaluation() -> None:
     stream, clock = io.StringIO(), Clock()
-    with LiveView(config(), stream, clock) as view:
+    with contextlib.closing(LiveView(config(), stream, clock)) as view:
         introduced = len(stream.getvalue().splitlines())
         assert introduced >= 1
         for tick in range(50):  # half seconds
@@ -102,7 +103,7 @@ def test_terminal_has_its_cursor_back_at_the_end_and_after_an_error(terminal: Te
     view.close()
     view.close()
     assert terminal.getvalue().count("\x1b[?25h") == 1
-    with pytest.raises(KeyboardInterrupt), LiveView(config(), terminal):
+    with pytest.raises(KeyboardInterrupt), contextlib.closing(LiveView(config(), terminal)):
         raise KeyboardInterrupt
     assert terminal.getvalue().count("\x1b[?25h") == 2
 

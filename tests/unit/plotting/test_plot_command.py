@@ -8,7 +8,7 @@ import pytest
 
 from apex_jax.host.errors import RunError, UsageError
 from apex_jax.plotting.plot import groups_of, run
-from tests.rigs.runs import make_run, write_run
+from tests.rigs.runs import make_run
 
 
 @pytest.fixture(autouse=True)
@@ -69,7 +69,7 @@ def test_plot_of_the_learners_directory_finds_the_evaluations_of_the_same_run_be
 def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder of two runs, `a` and `b`, in the working directory."""
     for name in "ab":
-        write_run(tmp_path / "runs" / name, [0.0], [(300.0, 1.0), (600.0, 2.0)], [])
+        make_run(tmp_path / "runs" / name, [1.0, 1.0])
     monkeypatch.chdir(tmp_path)
     return tmp_path / "runs"
 

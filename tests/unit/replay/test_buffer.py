@@ -119,6 +119,14 @@ def test_any_float32_priority_neither_vanishes_nor_overflows(alpha: float) -> No
     check_buffer(buffer)
 
 
+def test_weights_are_those_of_the_paper_over_the_largest_of_the_batch() -> None:
+    probabilities = np.random.default_rng(3).random((3, 8)) + 1e-3
+    weights = (1000 * probabilities) ** -0.4
+    expected = weights / weights.max(axis=1, keepdims=True)
+    np.testing.assert_allclose(importance_weights(probabilities, 0.4), expected, rtol=1e-6)
+    assert importance_weights(probabilities, 0.0).tolist() == np.ones((3, 8)).tolist()
+
+
 def test_capacity_is_a_whole_number_of_segments_and_at_least_two() -> None:
     rng = np.random.default_rng(0)
     assert [ReplayBuffer(SPEC, size, 0.6, rng).capacity_segments for size in (1, 18, 44, 45)] == [2, 2, 4, 5]

@@ -14,8 +14,8 @@ ANY = 10**9
 
 def limiter_of(inserted: int = 0, sampled: int = 0, ratio: float = 2.0, error_buffer: float = 50.0) -> RateLimiter:
     limiter = RateLimiter(100, ratio, error_buffer)
-    limiter.insert(inserted)
-    limiter.sample(sampled)
+    limiter.inserted += inserted
+    limiter.sampled += sampled
     return limiter
 
 
@@ -58,10 +58,10 @@ def test_ratio_is_kept_whichever_side_is_faster(faster: str) -> None:
     for _ in range(2000):
         for _ in range(10 if faster == "actors" else 1):
             if limiter.can_insert(10, limiter.inserted):
-                limiter.insert(10)
+                limiter.inserted += 10
         for _ in range(10 if faster == "learner" else 1):
             if limiter.allowed_samples(limiter.inserted) >= 20:
-                limiter.sample(20)
+                limiter.sampled += 20
     assert limiter.inserted > 1000
     assert abs(4.0 * (limiter.inserted - 100) - limiter.sampled) <= 50.0
 
@@ -87,11 +87,11 @@ def test_at_least_one_side_is_always_allowed(
         assert limiter.can_insert(largest_insert, size) or limiter.allowed_samples(size) >= largest_sample
         num_inserted, num_drawn = int(rng.integers(1, largest_insert + 1)), int(rng.integers(1, largest_sample + 1))
         if rng.random() < 0.5 and limiter.can_insert(num_inserted, size):
-            limiter.insert(num_inserted)
+            limiter.inserted += num_inserted
             evicted = int(rng.integers(0, 2 * largest_insert)) if size + num_inserted > capacity else 0
             size = max(0, min(size + num_inserted, capacity) - evicted)
         elif limiter.allowed_samples(size) >= num_drawn:
-            limiter.sample(num_drawn)
+            limiter.sampled += num_drawn
 
 
 @pytest.mark.parametrize(("inserted", "sampled", "since", "expected"), [

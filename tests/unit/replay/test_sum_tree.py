@@ -28,20 +28,10 @@ class NaiveSumTree:
         raise AssertionError("target is beyond the total")
 
 
-def tree_of(*values: float) -> SumTree:
-    tree = SumTree(len(values))
-    tree.set_range(0, np.array(values))
-    return tree
-
-
-def assert_every_target_finds_a_leaf_above_zero(tree: SumTree, rng: np.random.Generator) -> None:
-    total = tree.total
-    targets = np.concatenate([rng.random(200) * total, [0.0, total, np.nextafter(total, 0), total * 2, np.inf]])
-    edges = tree.get(np.arange(tree.capacity)).cumsum()
-    found = tree.find(np.concatenate([targets, edges, np.nextafter(edges, 0), np.nextafter(edges, np.inf)]))
-    assert (found >= 0).all()
-    assert (found < tree.capacity).all()
-    assert (tree.get(found) > 0).all()
+def of_all_magnitudes(rng: np.random.Generator) -> tuple[float, ...]:
+    values = np.where(rng.random(600) < 0.7, 0.0, 10.0 ** rng.uniform(-320, 300, 600))
+    values[rng.integers(600)] = 1.0
+    return tuple(values)
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -78,17 +68,17 @@ def test_agrees_with_a_naive_sum_tree_under_random_operations(seed: int) -> None
     (0.0,) * 511 + (1e-12,),
     (1e300,) + (0.0,) * 510 + (1.0, 0.0),
     (1.0,) + (2.0**-53,) * 5 + (0.0,) * 94,  # the node's sum is above the running sum of its children
+    *(of_all_magnitudes(np.random.default_rng(seed)) for seed in range(10)),
 ])  # fmt: skip
 def test_leaf_of_zero_is_never_found_despite_rounding(values: tuple[float, ...]) -> None:
-    assert_every_target_finds_a_leaf_above_zero(tree_of(*values), np.random.default_rng(0))
-
-
-@pytest.mark.parametrize("seed", range(10))
-def test_leaf_of_zero_is_never_found_among_values_of_all_magnitudes(seed: int) -> None:
-    rng = np.random.default_rng(seed)
-    values = np.where(rng.random(600) < 0.7, 0.0, 10.0 ** rng.uniform(-320, 300, 600))
-    values[rng.integers(600)] = 1.0
-    assert_every_target_finds_a_leaf_above_zero(tree_of(*values), rng)
+    rng, tree = np.random.default_rng(0), SumTree(len(values))
+    tree.set_range(0, np.array(values))
+    targets = np.concatenate([rng.random(200), [0.0, 1.0, 2.0, np.inf]]) * tree.total
+    edges = np.concatenate([tree.get(np.arange(tree.capacity)).cumsum(), [tree.total]])
+    found = tree.find(np.concatenate([targets, edges, np.nextafter(edges, 0), np.nextafter(edges, np.inf)]))
+    assert (found >= 0).all()
+    assert (found < tree.capacity).all()
+    assert (tree.get(found) > 0).all()
 
 
 def test_the_largest_values_do_not_overflow_the_total() -> None:

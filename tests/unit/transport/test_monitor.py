@@ -20,8 +20,6 @@ from apex_jax.transport.sockets import ClientMonitor, ServerMonitor
 from tests.rigs.links import free_address, wait_until
 
 CLIENTS = {"experience": "actor", "sampling": "learner", "weights": "actor"}
-SERVE = {link: getattr(sockets, f"serve_{link}") for link in CLIENTS}
-CONNECT = {link: getattr(sockets, f"connect_{link}") for link in CLIENTS}
 
 
 class Links:
@@ -43,14 +41,14 @@ class Links:
 
     def serve(self, link: str, address: str, security: Security | None = None) -> zmq.Socket:
         self._contexts.append(LinkContext.of(self.security(LINKS[link].server) if security is None else security))
-        socket = SERVE[link](self._contexts[-1], address, self.server_monitor)
+        socket = sockets.serve(link, self._contexts[-1], address, self.server_monitor)
         self._opened.append((socket, self.server_monitor))
         return socket
 
     def connect(self, link: str, address: str, security: Security | None = None) -> zmq.Socket:
         own = self.security(CLIENTS[link], LINKS[link].server) if security is None else security
         self._contexts.append(LinkContext.of(own))
-        socket = CONNECT[link](self._contexts[-1], address, self.client_monitor)
+        socket = sockets.connect(link, self._contexts[-1], address, self.client_monitor)
         self._opened.append((socket, self.client_monitor))
         return socket
 
@@ -157,7 +155,7 @@ def test_a_link_beyond_this_machine_is_not_opened_without_keys(links: Links) -> 
     with pytest.raises(UsageError, match=r"leaves this machine"):
         links.serve("experience", "tcp://0.0.0.0:5550", Security())
     with pytest.raises(UsageError, match=r"leaves this machine"), zmq.Context() as context:
-        sockets.connect_experience(context, "tcp://10.0.0.7:5550")
+        sockets.connect("experience", context, "tcp://10.0.0.7:5550")
 
 
 # What is waited for -----------------------------------------------------------------------------------------------

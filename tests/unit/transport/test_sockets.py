@@ -16,12 +16,13 @@ import zmq
 
 from apex_jax.transport import sockets
 from apex_jax.transport.messages import Goodbye, Rejoin
+from apex_jax.transport.security import LINKS
 from apex_jax.transport.sockets import LocalLinks
 from apex_jax.types import MAX_SEGMENT_BYTES, MAX_WEIGHTS_BYTES, SegmentRecord
 from tests.rigs.links import free_address, wait_until
 
-SERVE = (sockets.serve_experience, sockets.serve_sampling, sockets.serve_weights)
-CONNECT = (sockets.connect_experience, sockets.connect_sampling, sockets.connect_weights)
+SERVE = {link: partial(sockets.serve, link) for link in LINKS}
+CONNECT = {link: partial(sockets.connect, link) for link in LINKS}
 Make = Callable[[zmq.Context, str], zmq.Socket]
 
 
@@ -51,7 +52,7 @@ def opened() -> Iterator[Opened]:
 
 @pytest.fixture
 def router(opened: Opened) -> zmq.Socket:
-    return opened(sockets.serve_experience)
+    return opened(SERVE["experience"])
 
 
 def option(end: zmq.Socket, name: int) -> int:
@@ -69,14 +70,14 @@ def address_of(end: zmq.Socket) -> str:
 # Options ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("make", SERVE + CONNECT)
+@pytest.mark.parametrize("make", [*SERVE.values(), *CONNECT.values()])
 def test_every_socket_has_limits_against_dead_peers_and_large_messages(opened: Opened, make: Make) -> None:
     end = opened(make)
     assert 0 < option(end, zmq.MAXMSGSIZE) <= MAX_WEIGHTS_BYTES + sockets.ENCRYPTION_BYTES
     assert 5_000 <= option(end, zmq.HANDSHAKE_IVL) <= 10_000
     assert option(end, zmq.TCP_KEEPALIVE) == 1
     assert option(end, zmq.TCP_KEEPALIVE_IDLE) + 3 * option(end, zmq.TCP_KEEPALIVE_INTVL) <= 10
-    assert 0 < option(end, zmq.LINGER) <= (2_000 if make is sockets.connect_experience else 1_000)
+    assert 0 < option(end, zmq.LINGER) <= (2_000 if make is CONNECT["experience"] else 1_000)
     assert 0 < option(end, zmq.TCP_MAXRT) <= 10_000
     assert option(end, zmq.CONNECT_TIMEOUT) > 0
     assert option(end, zmq.RECONNECT_IVL) < option(end, zmq.RECONNECT_IVL_MAX)
@@ -85,7 +86,7 @@ def test_every_socket_has_limits_against_dead_peers_and_large_messages(opened: O
     assert option(end, zmq.BACKLOG) >= 1024
 
 
-@pytest.mark.parametrize("serve", [sockets.serve_experience, sockets.serve_sampling])
+@pytest.mark.parametrize("serve", [SERVE["experience"], SERVE["sampling"]])
 def test_little_memory_is_used_for_a_peer_that_is_not_read(opened: Opened, serve: Make) -> None:
     server = opened(serve)
     peer = opened.context.socket(zmq.DEALER)
@@ -99,13 +100,13 @@ def test_little_memory_is_used_for_a_peer_that_is_not_read(opened: Opened, serve
     assert sent < 2 * sockets.UNREAD_MESSAGES, "what the queue holds, and the buffers of the kernel"
 
 
-@pytest.mark.parametrize("serve", [sockets.serve_experience, sockets.serve_sampling])
+@pytest.mark.parametrize("serve", [SERVE["experience"], SERVE["sampling"]])
 def test_routing_ids_are_unpredictable(opened: Opened, serve: Make) -> None:
     identities = set()
     for _ in range(2):
         ctypes.CDLL(None).srand(1)  # as each process begins: whoever claims the next routing id has libzmq abort it
         server = opened(serve)
-        peer = opened(sockets.connect_experience, address_of(server))
+        peer = opened(CONNECT["experience"], address_of(server))
         wait_until(partial(sockets.send, peer, Goodbye()))
         assert server.poll(10_000)
         identities.add(server.recv_multipart()[0])
@@ -113,18 +114,18 @@ def test_routing_ids_are_unpredictable(opened: Opened, serve: Make) -> None:
 
 
 def test_each_socket_accepts_the_largest_message_of_its_link_and_none_larger(opened: Opened) -> None:
-    for make in (sockets.serve_experience, sockets.connect_sampling):
+    for make in (SERVE["experience"], CONNECT["sampling"]):
         assert option(opened(make), zmq.MAXMSGSIZE) >= MAX_SEGMENT_BYTES
     small = sockets.SMALL_MESSAGE_BYTES + sockets.ENCRYPTION_BYTES
-    assert option(opened(sockets.connect_weights), zmq.MAXMSGSIZE) == MAX_WEIGHTS_BYTES + sockets.ENCRYPTION_BYTES
-    assert option(opened(sockets.connect_experience), zmq.MAXMSGSIZE) == small
-    assert option(opened(sockets.serve_weights), zmq.MAXMSGSIZE) == small
-    for serve in (sockets.serve_experience, sockets.serve_sampling):
+    assert option(opened(CONNECT["weights"]), zmq.MAXMSGSIZE) == MAX_WEIGHTS_BYTES + sockets.ENCRYPTION_BYTES
+    assert option(opened(CONNECT["experience"]), zmq.MAXMSGSIZE) == small
+    assert option(opened(SERVE["weights"]), zmq.MAXMSGSIZE) == small
+    for serve in (SERVE["experience"], SERVE["sampling"]):
         end = opened(partial(serve, max_message_bytes=200_000))
         assert option(end, zmq.MAXMSGSIZE) == 200_000 + sockets.ENCRYPTION_BYTES
 
 
-@pytest.mark.parametrize(("serve", "link"), [*zip(SERVE, ("experience", "sampling", "weights"), strict=True)])
+@pytest.mark.parametrize(("serve", "link"), [(serve, link) for link, serve in SERVE.items()])
 def test_address_of_a_living_process_or_a_file_is_not_taken_over(
     opened: Opened, serve: Make, link: str, tmp_path: Path
 ) -> None:
@@ -156,7 +157,7 @@ def test_the_links_of_one_machine_are_private_whatever_tmpdir_is_and_leave_nothi
         assert folder.stat().st_mode & 0o777 == 0o700
         assert (folder.parent == directory) == (length <= 71)
         addresses = (links.experience, links.sampling, links.weights)
-        for serve, address in zip(SERVE, addresses, strict=True):
+        for serve, address in zip(SERVE.values(), addresses, strict=True):
             opened(serve, address)
         links.close()
         assert not folder.exists()
@@ -166,9 +167,9 @@ def test_the_links_of_one_machine_are_private_whatever_tmpdir_is_and_leave_nothi
 
 
 def test_send_to_an_absent_peer_returns_false(opened: Opened, router: zmq.Socket) -> None:
-    assert not sockets.send(opened(sockets.connect_experience), Rejoin())
+    assert not sockets.send(opened(CONNECT["experience"]), Rejoin())
     assert not sockets.send(router, Rejoin(), b"nobody")
-    peer = opened(sockets.connect_experience, address_of(router))
+    peer = opened(CONNECT["experience"], address_of(router))
     wait_until(lambda: sockets.send(peer, Goodbye()))
     router.poll(10_000)
     received = sockets.receive_from(router, (Goodbye,), Counter())
@@ -179,7 +180,7 @@ def test_send_to_an_absent_peer_returns_false(opened: Opened, router: zmq.Socket
 
 
 def test_send_to_a_peer_that_does_not_read_returns_false_in_the_end(opened: Opened, router: zmq.Socket) -> None:
-    peer = opened(sockets.connect_experience, address_of(router))
+    peer = opened(CONNECT["experience"], address_of(router))
     wait_until(lambda: sockets.send(peer, Goodbye()))
     large = SegmentRecord(1, 1, produced=0, transitions=0, body=bytes(2**14), crc=0)
     assert any(not sockets.send(peer, large) for _ in range(100_000))  # 1.6 GB, far beyond what any buffer takes

@@ -1,4 +1,4 @@
-"""Specification of `apex_jax.transport.wire`."""
+"""Specification of `apex_jax.transport.wire` and of the messages: what is sent, and what is refused."""
 
 from __future__ import annotations
 
@@ -135,6 +135,47 @@ def test_socket_takes_only_the_kinds_it_expects() -> None:
     frames = frames_of(SEGMENT)
     assert_same(wire.decode(frames, expected=(messages.ActorHello, SegmentRecord)), SEGMENT)
     assert reason_of(frames, expected=(messages.ActorHello, messages.Goodbye)) == "unknown_kind"
+
+
+# Every kind of message --------------------------------------------------------------------------------------------
+
+
+def test_kinds_keep_their_numbers() -> None:
+    assert {message.__name__: number for number, message in enumerate(wire.MESSAGES)} == KIND_NUMBERS
+    assert wire.PROTOCOL_VERSION == 14
+
+
+def test_every_marked_record_is_a_message() -> None:
+    records = [value for value in vars(messages).values() if isinstance(value, type) and hasattr(value, "_fields")]
+    marked = {record.__name__ for record in records if "Annotated[" in str(get_type_hints(record, include_extras=True))}
+    unmarked = {"Rejoin", "Goodbye", "WeightsRequest", "SegmentRecord"}  # without fields; in types
+    assert marked | unmarked == set(KIND_NUMBERS)
+
+
+def largest(mark: Any) -> Any:
+    """Returns the value that takes the most room in the header; arrays and buffers stay small."""
+    match mark:
+        case Integer(_, high) | Real(_, high):
+            return high
+        case Flag():
+            return True
+        case Text(max_bytes):
+            return "x" * max_bytes
+        case Array(dtype, axes, _):
+            return np.zeros((1,) * len(axes), dtype)
+        case Buffer():
+            return b"x"
+    raise AssertionError(mark)
+
+
+@pytest.mark.parametrize("kind", wire.MESSAGES, ids=KIND_NUMBERS)
+def test_message_of_the_largest_values_fits_the_header(kind: Any) -> None:
+    message = kind(*(largest(mark) for mark in marks_of(kind).values()))
+    header = wire.encode(message)[0]
+    assert len(header) <= wire.MAX_HEADER_BYTES
+    assert type(wire.decode(wire.encode(message))) is kind
+    shapes = sum(isinstance(item, list) for item in msgpack.unpackb(header))
+    assert len(header) + 20 * shapes <= wire.MAX_HEADER_BYTES, "with the largest shapes"
 
 
 # Own messages ----------------------------------------------------------------------------------------------------

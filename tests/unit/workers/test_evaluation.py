@@ -84,16 +84,6 @@ def test_evaluation_equals_that_of_a_naive_twin(player: Player) -> None:
     assert returns.tolist() == lockstep_returns(player)
 
 
-def test_equal_seeds_make_equal_evaluations_and_each_evaluation_has_new_games(player: Player) -> None:
-    one, other = (Evaluator(player.config, player.environment_spec, player.dqn) for _ in range(2))
-    rounds = []
-    for _ in range(6):
-        returns = one.evaluate(player.params, lambda: False)
-        np.testing.assert_array_equal(returns, other.evaluate(player.params, lambda: False))
-        rounds.append(np.asarray(returns).tolist())
-    assert any(returns != rounds[0] for returns in rounds)
-
-
 def test_games_that_have_not_ended_are_counted_during_an_evaluation(player: Player) -> None:
     counts: list[int] = []
     evaluator = Evaluator(player.config, player.environment_spec, player.dqn)

@@ -79,20 +79,8 @@ def send_segments(actor: Peer, *numbers: int) -> None:
         pass
 
 
-def test_segments_of_actors_become_batches_of_the_learner(running: Running) -> None:
-    learner, actor = running.learner(environment_steps=1_000), running.actor(1)
-    learner.send(Credit(10, 1))
-    send_segments(actor, 1, 2)
-    received = [len(learner.receive(StreamedSegments).ring_slots)]
-    while sum(received) < 2:
-        received.append(len(learner.receive(StreamedSegments).ring_slots))
-    batches = learner.receive(IndexBatches)
-    assert batches.replay_id == running.server.replay.journal.header.replay_id
-    assert batches.environment_steps == 200, "of this replay alone"
-
-
 def test_segments_wait_while_the_learner_waits_for_batches(running: Running) -> None:
-    learner, actor = running.learner(), running.actor(1)
+    learner, actor = running.learner(environment_steps=1_000), running.actor(1)
     learner.send(Credit(2, 0))
     send_segments(actor, 1, 2, 3)  # a learner that wants no batches now holds nothing back
     learner.send(Credit(0, 1))
@@ -105,7 +93,9 @@ def test_segments_wait_while_the_learner_waits_for_batches(running: Running) -> 
     while 2 not in received:
         received += learner.receive(StreamedSegments).ring_slots.tolist()
     assert received == [0, 1, 2]
-    learner.receive(IndexBatches)
+    batches = learner.receive(IndexBatches)
+    assert batches.replay_id == running.server.replay.journal.header.replay_id
+    assert batches.environment_steps == 300, "of this replay alone"
     assert learner.receive(StreamedSegments).ring_slots.tolist() == [3]
     assert actor.receive(SegmentAck).sequence == 4
 
@@ -142,7 +132,7 @@ def test_metrics_count_stored_drawn_dropped_and_played(running: Running) -> None
     send_segments(actor, 1, 2)
     learner.receive(StreamedSegments)
     actor.send_frames(b"\xc1")
-    games = np.array([0.001, 0.4], np.float32), np.array([20, 10], np.float32), np.array([7, 9], np.int32)
+    games = np.array([0.0, 1.0], np.float32), np.array([20, 10], np.float32), np.array([7, 9], np.int32)
     actor.send(EpisodeStatistics(*games, "", np.zeros((2, 0), np.float32)))
     wait_until(lambda: running.server.experience.dropped and running.server.replay.limiter.sampled)
     wait_until(
@@ -246,7 +236,7 @@ def test_a_directory_in_use_is_one_line_and_leaves_nothing_open(running: Running
 def test_an_address_in_use_is_one_line_and_leaves_nothing_open(config: Config, link: str) -> None:
     context, other = zmq.Context(), zmq.Context()
     address = getattr(config.addresses, link)
-    with sockets.serve_weights(other, address):
+    with sockets.serve("weights", other, address):
         with pytest.raises(sockets.BindError, match=rf"addresses\.{link}={address} cannot be served") as caught:
             ReplayServer(RoleContext(config, context, "replay"), SPEC)
         assert str(caught.value).isprintable()
