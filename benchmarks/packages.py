@@ -19,6 +19,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -27,15 +28,18 @@ import yaml
 
 from apex_jax.config.load import load
 from apex_jax.environments.environment import VectorEnvironment, describe
-from apex_jax.types import named_parts
+from apex_jax.run.metrics import read_metrics
+from apex_jax.types import MASK, named_parts
 from benchmarks.page import of_git
 from benchmarks.report import finish, say, target
+from benchmarks.workers import random_actions
 
 ROOT = Path(__file__).parents[1]
 ROWS, RESULTS = (Path(__file__).with_suffix(ending) for ending in (".yaml", ".jsonl"))
 PAGE = ROOT / "docs" / "environments.md"
 BEGIN, END = "<!-- made by python -m benchmarks.packages --table -->\n", "<!-- end -->\n"
-STEPS, SECONDS, SEED = 10_000, 60.0, 1
+STEPS, SECONDS, SEED = 10_000, 60.0, 1  # of rollouts
+INTERVAL = 2  # seconds, of the learner's metrics
 
 
 def main() -> None:
@@ -65,7 +69,7 @@ def main() -> None:
 
 
 def tried(row: dict[str, Any], folder: Path, minutes: float) -> dict[str, Any]:
-    """Returns what was seen of a package; `error`, the last line of what failed."""
+    """Returns the row of a package, with the last line of what failed as `error`."""
     seen = {"commit": of_git("describe", "--always"), "package": row["package"], "task": row["task"]}
     try:
         home = folder / row["package"]
@@ -78,6 +82,9 @@ def tried(row: dict[str, Any], folder: Path, minutes: float) -> dict[str, Any]:
         if not is_jax:
             settings.append(f"environment.python={home / 'bin' / 'python'}")
             seen |= compared(row, settings, home)
+        else:
+            code = f"from benchmarks.packages import random_return; print(random_return({settings}))"
+            seen["random"] = float(run([str(home / "bin" / "python"), "-c", code]).splitlines()[-1])
         return seen | (after_training(row, settings, home, minutes) if minutes else {})
     except subprocess.CalledProcessError as error:
         return seen | {"error": (str(error.stderr).strip().splitlines() or [str(error)])[-1][:300]}
@@ -117,10 +124,7 @@ def compared(row: dict[str, Any], settings: list[str], home: Path) -> dict[str, 
     config = load(None, ["environment.frame_stack=1", "environment.frame_skip=1", f"seed={SEED}", *settings, *FREE])
     described = describe(config)
     spec, rng = described.spec.action, np.random.default_rng(SEED)
-    size = (STEPS, *spec.shape)
-    is_discrete = spec.dtype == "int32"
-    drawn = rng.integers(0, spec.num_actions, size) if is_discrete else rng.uniform(-1, 1, size)
-    actions = drawn.astype(spec.dtype)
+    actions = random_actions(rng, spec, STEPS)
     np.save(home / "actions.npy", described.scaled(actions))
     module, _, name = row["task"].removeprefix("gymnasium:").rpartition(":")
     given = {"module": module, "name": name, "settings": row.get("settings", {}), "seed": SEED, "seconds": SECONDS}
@@ -133,8 +137,9 @@ def compared(row: dict[str, Any], settings: list[str], home: Path) -> dict[str, 
             if number:
                 environment.send(actions[number : number + 1], np.zeros(1, np.int32))  # ignored if an episode begins
             step = environment.receive()
-            found = np.concatenate([part.ravel() for part in named_parts(step.observation).values()], dtype=np.float32)
-            if named_parts(step.observation).keys() == {"frames", "numbers"}:
+            parts = {name: part for name, part in named_parts(step.observation).items() if name != MASK}
+            found = np.concatenate([part.ravel() for part in parts.values()], dtype=np.float32)
+            if len(parts) > 1:
                 found, seen = np.sort(found), np.sort(seen)  # the image comes first here
             ends = step.reward[0], step.terminated[0], step.truncated[0], step.first[0]
             expected = np.float32(reward[number]), terminated[number], truncated[number], first[number]
@@ -149,6 +154,23 @@ def compared(row: dict[str, Any], settings: list[str], home: Path) -> dict[str, 
         both = min(len(again), len(first))
         seen["repeats"] = bool(np.array_equal(again[:both], plain["observation"][:both]))
     return seen
+
+
+def random_return(settings: list[str]) -> float:
+    """Returns the mean return of random actions in an environment of this program's interpreter."""
+    config = load(None, [f"seed={SEED}", *settings])
+    described, rng, count = describe(config), np.random.default_rng(SEED), 16
+    environment = VectorEnvironment(config, described, np.arange(count), config.environment.max_episode_frames)
+    running, ended = np.zeros(count), []
+    for _ in range(STEPS // count):
+        step = environment.receive()
+        running[step.env_id] += step.reward
+        for number in step.env_id[step.terminated | step.truncated]:
+            ended.append(running[number])
+            running[number] = 0
+        environment.send(random_actions(rng, described.spec.action, count), step.env_id)
+    environment.close()
+    return float(np.mean(ended))
 
 
 def plain_rollout(home: Path, given: dict[str, Any]) -> dict[str, np.ndarray]:
@@ -166,15 +188,18 @@ FREE = (
 
 
 def after_training(row: dict[str, Any], settings: list[str], home: Path, minutes: float) -> dict[str, Any]:
-    """Trains; returns the mean of the last evaluation, and the command."""
+    """Trains; returns the seconds until the first update was reported, and the mean of the last evaluation."""
     python = str(home / "bin" / "python") if row["task"].startswith("jax:") else sys.executable
     command = ["main.py", *settings, f"total_minutes={minutes:g}", f"seed={SEED}"]
     directory = home / "run"
     shutil.rmtree(directory, ignore_errors=True)
-    run([python, *command, f"run_directory={directory}"], timeout=900)
+    started = time.time()
+    run([python, *command, f"run_directory={directory}", f"metrics_interval_seconds={INTERVAL}"], timeout=900)
     lines = (directory / "evaluations.jsonl").read_text().splitlines()
     last = json.loads(lines[-1])
-    return {"after": last["mean"], "evaluations": len(lines)}
+    learner = read_metrics(directory / "metrics" / "learner.jsonl")
+    begins = next(line["time"] for line in learner if line["learner/updates"]) - started
+    return {"begins": round(begins), "after": last["mean"], "evaluations": len(lines)}
 
 
 def records() -> dict[str, dict[str, Any]]:

@@ -54,7 +54,7 @@ def packed(message: Any) -> bytes:
 
 
 def _encoded(value: Any, arrays: list) -> Any:
-    """Returns a value as JSON can hold it, each list a kind and what it holds."""
+    """Returns a value as JSON can hold it: tuples, lists, dicts and arrays as a kind with its content."""
     if value is None or type(value) in (bool, int, float, str):  # none of NumPy
         return value
     if isinstance(value, str):
@@ -342,7 +342,7 @@ def main(pipes: list, ended: int, path: list) -> None:
     threading.Thread(target=_end_all, args=[ended, numbers], daemon=True).start()
     while numbers:
         process, status = os.wait()
-        _kill_group(process)  # what it has left
+        _kill_group(process)  # processes that it started
         code = -os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
         with contextlib.suppress(OSError):  # nobody reads it any more
             os.write(ended, struct.pack("!ii", numbers.pop(process), code))

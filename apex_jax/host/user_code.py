@@ -99,8 +99,8 @@ def reported(setting: str, error_class: type[Exception], function: Any = None) -
         raise
     except Exception as error:
         _print_traceback(error)
-        what = f"{type(error).__name__}: {first_line(error)} ({_place(error, function)})"
-        raise error_class(f"{setting}: {what}") from None
+        place = f" ({place})" if (place := _place(error, function)) else ""
+        raise error_class(f"{setting}: {type(error).__name__}: {first_line(error)}{place}") from None
 
 
 def _print_traceback(error: Exception) -> None:
@@ -112,15 +112,12 @@ def _print_traceback(error: Exception) -> None:
 
 
 def _place(error: Exception, function: Any) -> str:
-    """Returns the file and the line of the user's code that raised an exception."""
+    """Returns the file and the line of the user's code that raised an exception; empty if only libraries did."""
     if isinstance(error, SyntaxError) and error.filename:
         return f"{error.filename}, line {error.lineno}"
-    calls = [(call.filename, call.lineno) for call in traceback.extract_tb(error.__traceback__)]
-    of_user = [call for call in calls if not call[0].startswith((*_folders(), "<"))]
-    if not of_user and (place := place_of(function)):
-        return place
-    file, line = (of_user or calls)[-1]
-    return f"{file}, line {line}"
+    calls = traceback.extract_tb(error.__traceback__)
+    of_user = [call for call in calls if not call.filename.startswith((*_folders(), "<"))]
+    return f"{of_user[-1].filename}, line {of_user[-1].lineno}" if of_user else place_of(function)
 
 
 def place_of(function: Any) -> str:

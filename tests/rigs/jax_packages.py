@@ -59,7 +59,7 @@ class Params:
 
 
 class CraftaxWalk:
-    """As in craftax: an episode that its limit cuts off has ended, and nothing else says so."""
+    """As in craftax: `done` is all that tells of an episode that its limit has cut off."""
 
     default_params = Params()
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from apex_jax.config.load import code_settings, load
+from apex_jax.config.load import code_settings
 from apex_jax.environments import served
 from apex_jax.environments.environment import describe
 from apex_jax.environments.served import packed, received
@@ -130,22 +130,19 @@ def test_environment_of_old_gym_begins_ends_is_cut_off_and_renders_as_it_did(
 
 @pytest.mark.parametrize(("overrides", "error", "words"), [
     (["environment.python=/no/python"], UsageError, "environment.python=/no/python: there is no such program"),
+    (["environment.task=Pong-v5"], UsageError, "environment.python=.*: is for tasks of gymnasium:... only"),
     (["environment.python=/bin/false"], RunError, "ended with exit code 1; .* must be Python 3.8 or later"),
     (["environment.task=gymnasium:NoSuch-v0"], UsageError, "NoSuch.*give gymnasium:ID"),
     (["environment.task=gymnasium:no_such_module:A"], UsageError, "there is no module no_such_module"),
     (["environment.task=gymnasium:math:A-v0"], UsageError, "math has no function A-v0, and registers no such"),
     ([f"environment.task={OWN}Raises", "environment.settings={at: made}"], RunError, "made failed .*environments.py"),
     ([f"environment.task={OWN}Corridor", "environment.settings={lenth: 3}"], RunError, "lenth.*environments.py"),
+    ([f"environment.task={OWN}Mistaken", "environment.settings={what: none}"], RunError, "reward is .*not one number$"),
 ])  # fmt: skip
 def test_mistake_is_one_line(overrides: list[str], error: type[Exception], words: str) -> None:
     with pytest.raises(error, match=words) as raised:
-        describe(config("gymnasium:CartPole-v1", "other Python", *overrides))
+        describe(config("gymnasium:CartPole-v1", "other Python", *overrides), is_tried=True)
     assert "\n" not in str(raised.value)
-
-
-def test_other_tasks_have_no_other_python() -> None:
-    with pytest.raises(UsageError, match=r"environment.python=.*: is for tasks of gymnasium:... only"):
-        load(None, ["environment.python=python"])
 
 
 def test_interpreter_of_a_run_is_code_which_its_user_has_to_name() -> None:
