@@ -38,7 +38,7 @@ ROOT = Path(__file__).parents[1]
 ROWS, RESULTS = (Path(__file__).with_suffix(ending) for ending in (".yaml", ".jsonl"))
 PAGE = ROOT / "docs" / "environments.md"
 BEGIN, END = "<!-- made by python -m benchmarks.packages --table -->\n", "<!-- end -->\n"
-STEPS, SECONDS, SEED = 10_000, 60.0, 1  # of rollouts
+STEPS, SECONDS, SEED = 10_000, 30.0, 1  # of rollouts
 INTERVAL = 2  # seconds, of the learner's metrics
 
 
@@ -216,7 +216,10 @@ def with_table(page: str) -> str:
 def table() -> str:
     """Returns the table of the packages that train."""
     given = {row["package"]: row for row in yaml.safe_load(ROWS.read_text())}
-    lines = ["| package | task, Python | steps compared | random | two minutes |", "|---|---|---|---|---|"]
+    lines = [
+        "| package | task, Python | steps compared | begins, s | random | two minutes |",
+        "|---|---|---|--:|--:|--:|",
+    ]
     for name, seen in sorted(records().items()):
         if "after" not in seen or name not in given:
             continue
@@ -226,7 +229,8 @@ def table() -> str:
             steps += f", {seen['differ']:,} differ" if seen["repeats"] else "; does not repeat itself"
         scores = f"{seen['random']:.3g} | **{seen['after']:.3g}**" if "random" in seen else f"| **{seen['after']:.3g}**"
         task = f"`{seen['task']}`{f' `{settings}`' if settings else ''}"
-        lines.append(f"| {name} {seen['version']} | {task}, {seen['python']} | {steps} | {scores} |")
+        python = f", {seen['python']}" if seen["python"] else ""
+        lines.append(f"| {name} {seen['version']} | {task}{python} | {steps} | {seen.get('begins', '')} | {scores} |")
     return "\n".join(lines) + "\n"
 
 

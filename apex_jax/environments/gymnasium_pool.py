@@ -55,7 +55,7 @@ class GymnasiumPool:
         self._noted = set[str]()  # of NOTES, each logged once
         members = np.array_split(np.arange(len(seeds)), -(-len(seeds) // per_step))
         is_apart = environment.own_processes or environment.python != ""
-        self._interpreter = Interpreter(environment.python, len(seeds)) if is_apart else None
+        self._interpreter = Interpreter(environment.python, len(seeds), environment.task) if is_apart else None
         channels = self._interpreter.channels if self._interpreter else [None] * len(seeds)
         same = environment.observation_layout, info, described.spec.action.is_masked
         task = environment.task, environment.settings, max_steps

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -37,6 +38,7 @@ OF_KIND = {
 """In configs/, by observations and actions."""
 MINUTES = 15.0  # of a run by `OF_KIND`: the limit of its configuration is that of another task
 LIMITS = {"total_minutes", "total_updates", "total_environment_frames"}
+MOST_BYTES, FRAMES = 2**32, 100_000  # of a replay of images, and how many it holds if they fit
 LEAST_SIDE = 24  # of images, in pixels: the convolutions of these configurations fit on no smaller ones
 
 
@@ -78,6 +80,9 @@ def preset_of(given: Mapping[str, Any]) -> Preset:
         if is_limited
         else f", for {MINUTES:g} minutes; give --config or a limit for others"
     )
+    if (fits := MOST_BYTES // math.prod(spec.frame_shape or (1,))) < FRAMES:
+        settings["replay.capacity_transitions"] = fits
+        end += f"; the replay holds {fits:,} such images, and learning is slow: wrap the task so that they are smaller"
     why = f"{task}: observations are {size} {seen}{beside}, actions {action}, so --config {config}{end}"
     return Preset(config, settings, why)
 

@@ -41,14 +41,17 @@ START_SECONDS = 240.0  # until an environment is made, or has returned its first
 
 
 class Interpreter:
-    """A process that imports Gymnasium and then forks one for each of several environments.
+    """A process that imports Gymnasium and the modules of a task, then forks one for each of several environments.
 
     So the code of a user runs neither in this process nor with its locks. However this one ends, so do those, with the
     processes that they have started, within two seconds.
     """
 
-    def __init__(self, python: str, count: int):
-        """`python`: path or command; empty: as this process. Raises UsageError if there is none."""
+    def __init__(self, python: str, count: int, task: str = ""):
+        """`python`: path or command; empty: as this process. Raises UsageError if there is none.
+
+        `task`: of the environments, gymnasium:...
+        """
         program = shutil.which(os.path.expanduser(python or sys.executable))
         if program is None:
             raise UsageError(f"environment.python={python}: there is no such program; give a path, .venv/bin/python")
@@ -57,7 +60,8 @@ class Interpreter:
         self._has_ended = select.poll()
         self._has_ended.register(self._ended, select.POLLIN)
         pipes = [other.fileno() for _, other in pairs]
-        settings = {"pipes": pipes, "ended": ended, "path": [] if python else search_path()}
+        name = task.partition(":")[2]
+        settings = {"pipes": pipes, "ended": ended, "path": [] if python else search_path(), "task": name}
         options: Any = {"stdin": subprocess.DEVNULL, "pass_fds": [ended, *pipes], "start_new_session": True}
         if python:
             options["env"] = {name: value for name, value in os.environ.items() if name != "PYTHONHOME"}
