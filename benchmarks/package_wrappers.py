@@ -124,6 +124,13 @@ def vizdoom() -> Any:
     return Small(game, skip=1, limit=300, part="screen")
 
 
+def quadcopter() -> Any:
+    """Returns PyFlyt's without Numba, which would compile for half a minute in each process."""
+    os.environ["NUMBA_DISABLE_JIT"] = "1"
+    import_module("PyFlyt.gym_envs")
+    return import_module("gymnasium").make("PyFlyt/QuadX-Hover-v4")
+
+
 def weighted(task: str) -> Any:
     """Returns an environment of mo-gymnasium whose rewards are added up."""
     package = import_module("mo_gymnasium")

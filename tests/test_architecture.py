@@ -62,7 +62,7 @@ BUDGETS = {
     "apex_jax": {
         "workers": 1_959,
         "links": 1_404,
-        "environments": 2_166,
+        "environments": 2_169,
         "operations": 1_499,
         "transport": 1_089,
         "run": 1_178,
@@ -72,7 +72,7 @@ BUDGETS = {
         "config": 1_047,
         "export": 524,
         "plotting": 504,
-        "host": 374,
+        "host": 371,
     },
     "tests": {
         "unit": 12_704,

@@ -133,18 +133,11 @@ class VectorEnvironment:
         `action`: as in the spec, [A, ...]. Raises ValueError for arguments with which EnvPool would crash or wait for
         ever.
         """
-        environments = range(self.num_environments)
-        if not (_are_actions(action, self._spec.action, env_id.size) and _all_in(env_id, environments)):
-            spec = self._spec.action
-            raise ValueError(
-                f"actions {action} of environments {env_id}: one action in [{spec.low}, {spec.high}] is needed for each"
-                f" environment in [0, {len(environments)}); EnvPool would crash on others"
-            )
-        if not self._waits[env_id].all() or np.count_nonzero(self._waits) != len(env_id) or _has_twins(env_id):
-            raise ValueError(
-                f"environments {env_id}: each of those that stepped last needs one action, and no other;"
-                " EnvPool would crash, or wait for ever"
-            )
+        environments, spec = range(self.num_environments), self._spec.action
+        is_allowed = _are_actions(action, spec, env_id.size) and _all_in(env_id, environments)
+        if not (is_allowed and np.array_equal(np.sort(env_id), np.flatnonzero(self._waits))):
+            what = f"one action in [{spec.low}, {spec.high}] is needed for each environment that stepped last"
+            raise ValueError(f"actions {action} of environments {env_id}: {what}; EnvPool would crash or hang")
         self._waits[env_id] = False
         self._pool.send(self._described.scaled(action), env_id)
 
@@ -258,7 +251,3 @@ def _are_actions(action: np.ndarray, spec: ActionSpec, count: int) -> bool:
     if spec.dtype == "int32":
         return _all_in(action, range(spec.num_actions))
     return bool((np.abs(action) <= spec.high).all())  # False for NaN
-
-
-def _has_twins(env_id: np.ndarray) -> bool:
-    return bool((np.bincount(env_id) > 1).any())

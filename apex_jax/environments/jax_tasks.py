@@ -379,9 +379,8 @@ class JaxPool:
         reward, terminated, truncated = (np.asarray(row)[ids] for row in rows)
         observation = map_parts(lambda part: np.asarray(part)[ids], self._played.observation)
         if not np.isfinite(reward).all():
-            raise BrokenEnvironment(
-                f"environment.task={self._task}: it returned a reward or an image that is not finite"
-            )
+            what = "it returned a reward or an image that is not finite"
+            raise BrokenEnvironment(f"environment.task={self._task}: {what}")
         numbers = dict(zip(self._info, np.asarray(self._played.info)[ids].T, strict=True))
         return observation, reward, terminated, truncated, {"env_id": ids.astype(np.int32), **numbers}
 

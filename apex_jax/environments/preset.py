@@ -75,11 +75,7 @@ def preset_of(given: Mapping[str, Any]) -> Preset:
     is_discrete = spec.action.dtype == "int32"
     action = f"{spec.action.num_actions} choices" if is_discrete else f"{spec.action.shape[0]} numbers"
     config = OF_KIND[seen, action.partition(" ")[2]]
-    end = (
-        "; for another, give --config"
-        if is_limited
-        else f", for {MINUTES:g} minutes; give --config or a limit for others"
-    )
+    end = f"{'' if is_limited else f', for {MINUTES:g} minutes'}; give --config or a limit for another"
     if (fits := MOST_BYTES // math.prod(spec.frame_shape or (1,))) < FRAMES:
         settings["replay.capacity_transitions"] = fits
         end += f"; the replay holds {fits:,} such images, and learning is slow: wrap the task so that they are smaller"

@@ -63,8 +63,6 @@ class Interpreter:
         name = task.partition(":")[2]
         settings = {"pipes": pipes, "ended": ended, "path": [] if python else search_path(), "task": name}
         options: Any = {"stdin": subprocess.DEVNULL, "pass_fds": [ended, *pipes], "start_new_session": True}
-        if python:
-            options["env"] = {name: value for name, value in os.environ.items() if name != "PYTHONHOME"}
         self._process = subprocess.Popen([program, served.__file__, json.dumps(settings)], **options)
         os.close(ended)
         for _, other in pairs:

@@ -56,10 +56,9 @@ def environment_spec(
     of_agent, beside = action.spec._replace(is_masked=is_masked), vector_size if frame_shape else 0
     spec = SegmentSpec(*main, environment.frame_stack, slots, config.algorithm.n_step, of_agent, beside)
     if slots > (most := max_slots(spec)):
-        raise UsageError(
-            f"actor.segment_slots={slots}: must be at most {most}, with environment.task={environment.task},"
-            f" because a segment is sent in one message of at most {MAX_SEGMENT_BYTES >> 20} MiB; lower it"
-        )
+        why = f"a segment is sent in one message of at most {MAX_SEGMENT_BYTES >> 20} MiB"
+        what = f"must be at most {most}, with environment.task={environment.task}, because {why}"
+        raise UsageError(f"actor.segment_slots={slots}: {what}; lower it")
     return EnvironmentSpec(spec, parts, **{"low": None, "high": None, **action.fields, **about})
 
 

@@ -113,7 +113,7 @@ def test_action_that_is_no_number_in_the_range_or_has_another_shape_is_refused_a
     walker: VectorEnvironment, action: np.ndarray
 ) -> None:
     step = walker.receive()
-    with pytest.raises(ValueError, match=re.escape("one action in [-1, 1] is needed for each environment in [0, 2)")):
+    with pytest.raises(ValueError, match=re.escape("one action in [-1, 1] is needed for each environment")):
         walker.send(action, step.env_id)
     walker.send(with_element(1.0), step.env_id)
     assert np.isfinite(walker.receive().observation).all()

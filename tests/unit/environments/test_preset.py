@@ -51,6 +51,13 @@ def test_images_too_small_for_convolutions_are_read_as_numbers(side: int, contin
     assert describe(command.config).spec.frame_dtype == "float32"
 
 
+def test_replay_of_large_images_holds_fewer() -> None:
+    task = f"environment.task={ENVIRONMENTS}Pixels"
+    command = parse([task, "environment.settings={shape: [240, 320, 3]}"], preset_of)
+    assert command.config.replay.capacity_transitions == 2**32 // (240 * 320 * 3)
+    assert "learning is slow" in command.why
+
+
 def test_preset_of_a_kind_has_many_processes() -> None:
     assert parse(["environment.task=Acrobot-v1"], preset_of).config.processes == "many"
     assert parse(["environment.task=LunarLander-v3"], preset_of).config.processes == "one"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import os
 import signal
 import socket
@@ -17,6 +18,7 @@ import pytest
 from apex_jax.config.load import code_settings
 from apex_jax.environments import served
 from apex_jax.environments.environment import describe
+from apex_jax.environments.processes import Interpreter
 from apex_jax.environments.served import packed, received
 from apex_jax.host.errors import RunError, UsageError
 from tests.rigs.environments import processes_of
@@ -126,6 +128,18 @@ def test_environment_of_old_gym_begins_ends_is_cut_off_and_renders_as_it_did(
         assert step.observation[0, 0] == number
     assert any(step.truncated for step in steps)
     assert any(step.terminated for step in steps)
+
+
+@pytest.mark.parametrize("line", ["", "threading.Thread(target=threading.Event().wait, daemon=True).start()"])
+def test_module_of_a_task_is_imported_once_for_all_processes_unless_it_has_threads(
+    line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = f"import os, threading\n{line}\nPROCESS = os.getpid()\ndef is_own(text): return str(PROCESS == os.getpid())"
+    (tmp_path / "own.py").write_text(text)
+    monkeypatch.chdir(tmp_path)
+    with contextlib.closing(Interpreter("", 2, "gymnasium:own:is_own")) as interpreter:
+        answers = [channel.ask("", 60.0, "call", "own", "is_own", "") for channel in interpreter.channels]
+    assert answers == [str(line != "")] * 2
 
 
 @pytest.mark.parametrize(("overrides", "error", "words"), [
