@@ -121,7 +121,7 @@ def version_of(row: dict[str, Any], home: Path) -> str:
 
 def compared(row: dict[str, Any], settings: list[str], home: Path) -> dict[str, Any]:
     """Plays random actions with apex_jax and without; returns the steps, how many differ, and the random score."""
-    config = load(None, ["environment.frame_stack=1", "environment.frame_skip=1", f"seed={SEED}", *settings, *FREE])
+    config = load(None, [*FREE, *settings])
     described = describe(config)
     spec, rng = described.spec.action, np.random.default_rng(SEED)
     actions = random_actions(rng, spec, STEPS)
@@ -158,7 +158,7 @@ def compared(row: dict[str, Any], settings: list[str], home: Path) -> dict[str, 
 
 def random_return(settings: list[str]) -> float:
     """Returns the mean return of random actions in an environment of this program's interpreter."""
-    config = load(None, [f"seed={SEED}", *settings])
+    config = load(None, [*FREE, *settings])
     described, rng, count = describe(config), np.random.default_rng(SEED), 16
     environment = VectorEnvironment(config, described, np.arange(count), config.environment.max_episode_frames)
     running, ended = np.zeros(count), []
@@ -179,7 +179,10 @@ def plain_rollout(home: Path, given: dict[str, Any]) -> dict[str, np.ndarray]:
     return dict(np.load(home / "plain.npz"))
 
 
-FREE = (
+FREE = (  # of the limits of a configuration that is for another task
+    f"seed={SEED}",
+    "environment.frame_stack=1",
+    "environment.frame_skip=1",
     "network.channels=[8]",
     "network.kernel_sizes=[3]",
     "network.strides=[2]",

@@ -38,7 +38,7 @@ OF_KIND = {
 """In configs/, by observations and actions."""
 MINUTES = 15.0  # of a run by `OF_KIND`: the limit of its configuration is that of another task
 LIMITS = {"total_minutes", "total_updates", "total_environment_frames"}
-MOST_BYTES, FRAMES = 2**32, 100_000  # of a replay of images, and how many it holds if they fit
+MOST_BYTES, FEWEST, MOST = 2**32, 5_000, 100_000  # of the images in a replay
 LEAST_SIDE = 24  # of images, in pixels: the convolutions of these configurations fit on no smaller ones
 
 
@@ -76,7 +76,7 @@ def preset_of(given: Mapping[str, Any]) -> Preset:
     action = f"{spec.action.num_actions} choices" if is_discrete else f"{spec.action.shape[0]} numbers"
     config = OF_KIND[seen, action.partition(" ")[2]]
     end = f"{'' if is_limited else f', for {MINUTES:g} minutes'}; give --config or a limit for another"
-    if (fits := MOST_BYTES // math.prod(spec.frame_shape or (1,))) < FRAMES:
+    if (fits := max(FEWEST, MOST_BYTES // math.prod(spec.frame_shape or (1,)))) < MOST:
         settings["replay.capacity_transitions"] = fits
         end += f"; the replay holds {fits:,} such images, and learning is slow: wrap the task so that they are smaller"
     why = f"{task}: observations are {size} {seen}{beside}, actions {action}, so --config {config}{end}"
