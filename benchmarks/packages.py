@@ -230,11 +230,16 @@ def table() -> str:
         steps = f"{seen['steps']:,}" if "steps" in seen else ""
         if seen.get("differ"):
             steps += f", {seen['differ']:,} differ" if seen["repeats"] else "; does not repeat itself"
-        scores = f"{seen['random']:.3g} | **{seen['after']:.3g}**" if "random" in seen else f"| **{seen['after']:.3g}**"
+        scores = f"{shown(seen['random'])} | **{shown(seen['after'])}**"
         task = f"`{seen['task']}`{f' `{settings}`' if settings else ''}"
         python = f", {seen['python']}" if seen["python"] else ""
         lines.append(f"| {name} {seen['version']} | {task}{python} | {steps} | {seen.get('begins', '')} | {scores} |")
     return "\n".join(lines) + "\n"
+
+
+def shown(score: float) -> str:
+    """Returns a score with three digits at least."""
+    return f"{score:,.0f}" if abs(score) >= 100 else f"{score:.3g}"
 
 
 if __name__ == "__main__":
