@@ -15,6 +15,7 @@ import numpy as np
 
 from apex_jax.config.load import load
 from apex_jax.environments.environment import VectorEnvironment, describe
+from apex_jax.host.program import CONFIGS
 from benchmarks.report import finish, medians, ratio, side_by_side, target
 
 TASK, COUNT = "CartPole-v1", 16
@@ -35,7 +36,7 @@ def main() -> None:
     pythons = {OWN: ""} | {f"other Python {number}": path for number, path in enumerate(arguments.pythons, 1)}
     for name, python in pythons.items():
         settings = [f"environment.task=gymnasium:{TASK}", f"environment.python={python}"]
-        config = load(None, [*settings, "environment.own_processes=true"])
+        config = load(CONFIGS / "cartpole.yaml", [*settings, "environment.own_processes=true"])
         environments.append(VectorEnvironment(config, describe(config), np.arange(COUNT), 10_000))
         calls[name] = stepping(environments[-1])
     times = side_by_side(calls, arguments.seconds, arguments.rounds)
