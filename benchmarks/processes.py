@@ -40,8 +40,9 @@ def main() -> None:
         environments.append(VectorEnvironment(config, describe(config), np.arange(COUNT), 10_000))
         calls[name] = stepping(environments[-1])
     times = side_by_side(calls, arguments.seconds, arguments.rounds)
-    for each in (peer, *environments):
-        each.close()
+    peer.close()
+    for environment in environments:
+        environment.close()
     figures = {f"{name}, us": 1e6 * seconds / COUNT for name, seconds in medians(times).items()}
     targets = {"of the time of AsyncVectorEnv": target(ratio(times[OWN], times[PEER]), at_most=1.1)}
     for name in calls.keys() - {PEER, OWN}:
