@@ -49,8 +49,7 @@ class GymnasiumPool:
         `rendered`: environment 0 can be rendered; `info`: numbers that `recv` returns of the end of an episode.
         """
         logger.min_level = logger.ERROR + 1  # `_Group` raises what Gymnasium would log as well
-        self._task = environment.task
-        self._info = info
+        self._task, self._info = environment.task, info
         self._beyond = 0  # observations beyond the bounds of their space
         self._noted = set[str]()  # of NOTES, each logged once
         members = np.array_split(np.arange(len(seeds)), -(-len(seeds) // per_step))

@@ -72,8 +72,7 @@ def preset_of(given: Mapping[str, Any]) -> Preset:
         seen, settings["environment.observation_layout"] = "numbers", "vector"
     if spec.numbers:
         settings["network.normalize_observations"] = True
-    is_discrete = spec.action.dtype == "int32"
-    action = f"{spec.action.num_actions} choices" if is_discrete else f"{spec.action.shape[0]} numbers"
+    action = f"{spec.action.num_actions} choices" if spec.action.dtype == "int32" else f"{spec.action.shape[0]} numbers"
     config = OF_KIND[seen, action.partition(" ")[2]]
     end = f"{'' if is_limited else f', for {MINUTES:g} minutes'}; give --config or a limit for another"
     if (fits := max(FEWEST, MOST_BYTES // math.prod(spec.frame_shape or (1,)))) < MOST:

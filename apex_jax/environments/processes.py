@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import functools
 import importlib
@@ -48,9 +47,9 @@ class Interpreter:
     """
 
     def __init__(self, python: str, count: int, task: str = ""):
-        """`python`: path or command; empty: as this process. Raises UsageError if there is none.
+        """`python`: path or command; empty: that of this process. Raises UsageError if there is none.
 
-        `task`: of the environments, gymnasium:...
+        `task`: of the environments, gymnasium:..., whose modules are imported once; empty: none is.
         """
         program = shutil.which(os.path.expanduser(python or sys.executable))
         if program is None:
@@ -60,8 +59,7 @@ class Interpreter:
         self._has_ended = select.poll()
         self._has_ended.register(self._ended, select.POLLIN)
         pipes = [other.fileno() for _, other in pairs]
-        name = task.partition(":")[2]
-        settings = {"pipes": pipes, "ended": ended, "path": [] if python else search_path(), "task": name}
+        settings = {"pipes": pipes, "ended": ended, "path": [] if python else search_path(), "task": task}
         options: Any = {"stdin": subprocess.DEVNULL, "pass_fds": [ended, *pipes], "start_new_session": True}
         self._process = subprocess.Popen([program, served.__file__, json.dumps(settings)], **options)
         os.close(ended)
@@ -232,7 +230,7 @@ def _space(described: tuple[str, dict[str, Any]]) -> spaces.Space[Any]:
     if "dtype" in given:
         given["dtype"] = np.dtype(given["dtype"]).type
     if kind == "Dict":
-        given["spaces"] = collections.OrderedDict((key, _space(part)) for key, part in given["spaces"])
+        given["spaces"] = [(key, _space(part)) for key, part in given["spaces"]]  # in this order
     if kind == "Tuple":
         given["spaces"] = [_space(part) for part in given["spaces"]]
     space: spaces.Space[Any] = getattr(spaces, kind)(**given)

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gc
 import importlib
 import inspect
 import json
@@ -317,24 +318,33 @@ def _kill_group(leader: int) -> None:
 def _import_for_all(task: str) -> bool:
     """Imports the modules of a task, which processes then share; returns whether they may be forked.
 
-    They may not if the modules have threads, which a fork stops wherever they are, JAX's for example.
+    They may not if the modules have threads, which a fork stops wherever they are, JAX's for example, or have made or
+    used a generator of random numbers, which would be the same in all.
     """
-    module, _, name = task.rpartition(":")
+    module, _, name = task.partition(":")[2].rpartition(":")
+    before = _generators()
     with contextlib.suppress(Exception):  # the processes import it again, and report it
         if module:
             importlib.import_module(module)
         for library in sys.modules.keys() & LIBRARIES:
             importlib.import_module(sys.modules[library].spec(name).entry_point.partition(":")[0])
-    if not (process := os.fork()):
-        os._exit(0)
-    os.waitpid(process, 0)  # now the threads of NumPy and its like have ended by themselves
-    return len(os.listdir("/proc/self/task")) == 1 and "jax" not in sys.modules
+    os.fork() or os._exit(0)
+    os.wait()  # now the threads of NumPy and its like have ended by themselves
+    return len(os.listdir("/proc/self/task")) == 1 and "jax" not in sys.modules and before == _generators()
+
+
+def _generators() -> tuple:
+    """Returns the number of generators of random numbers that there are, and the states of the global ones."""
+    from numpy.random import Generator, RandomState, get_state
+
+    kinds = random.Random, Generator, RandomState
+    return sum(issubclass(type(each), kinds) for each in gc.get_objects()), get_state()[2], random.getstate()
 
 
 def main(pipes: list, ended: int, path: list, task: str) -> None:
     """Forks a process for each pipe; writes the number of one that has ended, and its exit code, to `ended`.
 
-    `pipes`, `ended`: file descriptors; `path`: for `sys.path`, or empty; `task`: MODULE:NAME or NAME, or empty.
+    `pipes`, `ended`: file descriptors; `path`: for `sys.path`, or empty; `task`: gymnasium:..., or empty.
     """
     here = os.path.dirname(os.path.abspath(__file__))  # its modules are not the user's
     sys.path[:] = path or [folder for folder in sys.path if os.path.abspath(folder) != here] + [os.getcwd()]
@@ -344,7 +354,7 @@ def main(pipes: list, ended: int, path: list, task: str) -> None:
             if name in LIBRARIES:
                 break
     warnings.filterwarnings("ignore", ".*fork", DeprecationWarning)  # the threads of NumPy end before it
-    if task and len(pipes) > 1 and not _import_for_all(task):
+    if task and len(pipes) > 1 and "numpy" in sys.modules and not _import_for_all(task):
         settings = {"pipes": pipes, "ended": ended, "path": path, "task": ""}
         os.execv(sys.executable, [sys.executable, __file__, json.dumps(settings)])
     numbers = {}

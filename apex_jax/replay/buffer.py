@@ -13,8 +13,7 @@ from apex_jax.replay.importance_weights import MIN_PROBABILITY
 from apex_jax.replay.sum_tree import SumTree
 from apex_jax.types import Columns, SegmentSpec
 
-MAX_EXPONENT = 10.0
-MIN_PRIORITY, MAX_PRIORITY = 1e-29, 1e29  # clipping range; raised to MAX_EXPONENT, both stay finite and above 0
+MIN_PRIORITY, MAX_PRIORITY = 1e-29, 1e29  # clipping range: finite and above 0 to the power of 10, the largest
 
 
 class Sample(NamedTuple):
