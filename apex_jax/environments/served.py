@@ -338,7 +338,7 @@ def _generators() -> tuple:
     from numpy.random import Generator, RandomState, get_state
 
     kinds = random.Random, Generator, RandomState
-    return sum(issubclass(type(each), kinds) for each in gc.get_objects()), get_state()[2], random.getstate()
+    return sum(issubclass(type(each), kinds) for each in gc.get_objects()), repr(get_state()), random.getstate()
 
 
 def main(pipes: list, ended: int, path: list, task: str) -> None:

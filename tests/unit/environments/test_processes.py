@@ -116,7 +116,7 @@ def test_environment_of_old_gym_begins_ends_is_cut_off_and_renders_as_it_did(
     for before, step in zip([None, *steps], steps, strict=False):
         if before is None or before.terminated or before.truncated:
             number, count = 5, 0
-            assert (step.first, step.reward) == (True, 0)
+            assert [bool(step.first), float(step.reward)] == [True, 0.0]
         else:
             number, count = int(step.observation[0, 0]), count + 1
             assert number - int(before.observation[0, 0]) in (1, 2)
