@@ -12,6 +12,7 @@ the newest of a package counts.
 from __future__ import annotations
 
 import argparse
+import inspect
 import json
 import os
 import re
@@ -30,6 +31,7 @@ from apex_jax.config.load import load
 from apex_jax.environments.environment import VectorEnvironment, describe
 from apex_jax.run.metrics import read_metrics
 from apex_jax.types import MASK, named_parts
+from benchmarks import package_wrappers
 from benchmarks.page import of_git
 from benchmarks.report import finish, say, target
 from benchmarks.workers import random_actions
@@ -220,8 +222,8 @@ def table() -> str:
     """Returns the table of the packages that train."""
     given = {row["package"]: row for row in yaml.safe_load(ROWS.read_text())}
     lines = [
-        "| package | task, Python | steps compared | begins, s | random | two minutes |",
-        "|---|---|---|--:|--:|--:|",
+        "| package | task, Python | pins | wrapper | steps compared | begins, s | random | two minutes |",
+        "|---|---|---|--:|---|--:|--:|--:|",
     ]
     for name, seen in sorted(records().items()):
         if "after" not in seen or name not in given:
@@ -233,8 +235,19 @@ def table() -> str:
         scores = f"{shown(seen['random'])} | **{shown(seen['after'])}**"
         task = f"`{seen['task']}`{f' `{settings}`' if settings else ''}"
         python = f", {seen['python']}" if seen["python"] else ""
-        lines.append(f"| {name} {seen['version']} | {task}{python} | {steps} | {seen.get('begins', '')} | {scores} |")
+        pins = ", ".join(item for item in given[name]["install"] if re.search("[=<](?!.*[+])", item))
+        about = f"{pins} | {wrapper_lines(seen['task']) or ''} | {steps} | {seen.get('begins', '')}"
+        lines.append(f"| {name} {seen['version']} | {task}{python} | {about} | {scores} |")
     return "\n".join(lines) + "\n"
+
+
+def wrapper_lines(task: str) -> int:
+    """Returns the lines of the function in `package_wrappers` that makes a task, with those of the class it uses."""
+    if package_wrappers.__name__ not in task:
+        return 0
+    source = inspect.getsource(getattr(package_wrappers, task.rpartition(":")[2]))
+    source += inspect.getsource(package_wrappers.Small) * ("Small(" in source)
+    return len([line for line in source.splitlines() if line.strip()])
 
 
 def shown(score: float) -> str:
