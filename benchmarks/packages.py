@@ -228,12 +228,12 @@ def table() -> str:
     for name, seen in sorted(records().items()):
         if "after" not in seen or name not in given:
             continue
-        settings = shlex.quote(json.dumps(given[name].get("settings", {}))) if given[name].get("settings") else ""
+        settings = [shlex.quote(json.dumps(given[name]["settings"]))] if "settings" in given[name] else []
         steps = f"{seen['steps']:,}" if "steps" in seen else ""
         if seen.get("differ"):
             steps += f", {seen['differ']:,} differ" if seen["repeats"] else "; does not repeat itself"
         scores = f"{shown(seen['random'])} | **{shown(seen['after'])}**"
-        task = f"`{seen['task']}`{f' `{settings}`' if settings else ''}"
+        task = " ".join(f"`{word}`" for word in (seen["task"], *settings, *given[name].get("options", [])))
         python = f", {seen['python']}" if seen["python"] else ""
         pins = ", ".join(item for item in given[name]["install"] if re.search("[=<](?!.*[+])", item))
         about = f"{pins} | {wrapper_lines(seen['task']) or ''} | {steps} | {seen.get('begins', '')}"
