@@ -225,9 +225,8 @@ def table() -> str:
         "| package | task, Python | pins | wrapper | steps compared | begins, s | random | two minutes |",
         "|---|---|---|--:|---|--:|--:|--:|",
     ]
-    for name, seen in sorted(records().items()):
-        if "after" not in seen or name not in given:
-            continue
+    trained = {name: seen for name, seen in sorted(records().items()) if "after" in seen and name in given}
+    for name, seen in trained.items():
         settings = [shlex.quote(json.dumps(given[name]["settings"]))] if "settings" in given[name] else []
         steps = f"{seen['steps']:,}" if "steps" in seen else ""
         if seen.get("differ"):
@@ -238,6 +237,8 @@ def table() -> str:
         pins = ", ".join(item for item in given[name]["install"] if re.search("[=<](?!.*[+])", item))
         about = f"{pins} | {wrapper_lines(seen['task']) or ''} | {steps} | {seen.get('begins', '')}"
         lines.append(f"| {name} {seen['version']} | {task}{python} | {about} | {scores} |")
+    better = sum(seen["after"] > seen["random"] for seen in trained.values())
+    lines += ["", f"{better} of {len(trained)} scored more than random actions."]
     return "\n".join(lines) + "\n"
 
 
