@@ -231,10 +231,11 @@ def table() -> str:
         steps = f"{seen['steps']:,}" if "steps" in seen else ""
         if seen.get("differ"):
             steps += f", {seen['differ']:,} differ" if seen["repeats"] else "; does not repeat itself"
-        scores = f"{shown(seen['random'])} | **{shown(seen['after'])}**"
+        bold = "**" * (seen["after"] > seen["random"])
+        scores = f"{shown(seen['random'])} | {bold}{shown(seen['after'])}{bold}"
         task = " ".join(f"`{word}`" for word in (seen["task"], *settings, *given[name].get("options", [])))
         python = f", {seen['python']}" if seen["python"] else ""
-        pins = ", ".join(item for item in given[name]["install"] if re.search("[=<](?!.*[+])", item))
+        pins = ", ".join(item for item in given[name]["install"] if re.search("[=<]", item))
         about = f"{pins} | {wrapper_lines(seen['task']) or ''} | {steps} | {seen.get('begins', '')}"
         lines.append(f"| {name} {seen['version']} | {task}{python} | {about} | {scores} |")
     better = sum(seen["after"] > seen["random"] for seen in trained.values())

@@ -62,7 +62,7 @@ BUDGETS = {
     "apex_jax": {
         "workers": 1_959,
         "links": 1_404,
-        "environments": 2_170,
+        "environments": 2_172,
         "operations": 1_499,
         "transport": 1_089,
         "run": 1_178,
@@ -71,7 +71,7 @@ BUDGETS = {
         "replay": 967,
         "config": 1_047,
         "export": 524,
-        "plotting": 504,
+        "plotting": 502,
         "host": 371,
     },
     "tests": {

@@ -52,7 +52,7 @@ def describe(config: Config) -> EnvironmentSpec:
         return environment_spec(config, observation.shape[1:], 0, actions, None)
     leaves = [(observation, ())] if names is None else [(observation[name], (name,)) for name in names]
     parts = tuple(Part(path, tuple(map(int, leaf.shape))) for leaf, path in leaves)
-    return environment_spec(config, (), size_of(observation, names), actions, parts)
+    return environment_spec(config, (), sum(math.prod(part.shape) for part in parts), actions, parts)
 
 
 def make_pool(
@@ -127,11 +127,6 @@ def parts_of(task: str, spec: Any) -> tuple[str, ...] | None:
         part for pattern, parts in NOT_OBSERVED.items() if re.fullmatch(f"{pattern}-v1", task) for part in parts
     ]
     return tuple(name for name in names if name not in left_out) or None
-
-
-def size_of(space: Any, parts: tuple[str, ...] | None) -> int:
-    """Returns the number of elements D of an observation; `space`: EnvPool's Gymnasium space of it."""
-    return sum(math.prod(space[part].shape) for part in parts) if parts else math.prod(space.shape)
 
 
 def flattened(observation: Any, parts: Iterable[str] | None) -> Any:

@@ -112,8 +112,8 @@ class Served:
 
     def make(self, module: str, name: str, settings: dict, seed: int, is_rendered: bool, names: tuple) -> tuple:
         """Makes the environment. Raises WrongName if there is none of that name."""
+        seed_generators(seed)  # of which a module may draw, too
         self.function = function_of(_imported(module), name, is_rendered)
-        seed_generators(seed)
         self.environment = environment = self.function(**settings)
         seed_generators(seed)  # the constructor may have imported torch, whose first seed is always the same
         check_class(environment, name)
@@ -318,27 +318,29 @@ def _kill_group(leader: int) -> None:
 def _import_for_all(task: str) -> bool:
     """Imports the modules of a task, which processes then share; returns whether they may be forked.
 
-    They may not if the modules have threads, which a fork stops wherever they are, JAX's for example, or have made or
-    used a generator of random numbers, which would be the same in all.
+    They may not if the modules have threads, which a fork stops wherever they are, JAX's for example, or processes, or
+    have drawn random numbers or keep a generator of them, which would be the same in all.
     """
     module, _, name = task.partition(":")[2].rpartition(":")
     before = _generators()
     with contextlib.suppress(Exception):  # the processes import it again, and report it
-        if module:
-            importlib.import_module(module)
+        _imported(module)
         for library in sys.modules.keys() & LIBRARIES:
             importlib.import_module(sys.modules[library].spec(name).entry_point.partition(":")[0])
-    os.fork() or os._exit(0)
-    os.wait()  # now the threads of NumPy and its like have ended by themselves
+    os.waitpid(os.fork() or os._exit(0), 0)  # now the threads of NumPy and its like have ended by themselves
+    with contextlib.suppress(ChildProcessError):  # there is none
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        return False
     return len(os.listdir("/proc/self/task")) == 1 and "jax" not in sys.modules and before == _generators()
 
 
 def _generators() -> tuple:
     """Returns the number of generators of random numbers that there are, and the states of the global ones."""
-    from numpy.random import Generator, RandomState, get_state
+    from numpy.random import BitGenerator, get_state
 
-    kinds = random.Random, Generator, RandomState
-    return sum(issubclass(type(each), kinds) for each in gc.get_objects()), repr(get_state()), random.getstate()
+    kinds = random.Random, BitGenerator  # which a generator of NumPy has
+    drawn = get_state(legacy=False)["state"]["pos"], random.getstate()
+    return sum(issubclass(type(each), kinds) for each in gc.get_objects()), *drawn
 
 
 def main(pipes: list, ended: int, path: list, task: str) -> None:
@@ -372,10 +374,12 @@ def main(pipes: list, ended: int, path: list, task: str) -> None:
     threading.Thread(target=_end_all, args=[ended, numbers], daemon=True).start()
     while numbers:
         process, status = os.wait()
-        _kill_group(process)  # processes that it started
-        code = -os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
-        with contextlib.suppress(OSError):  # nobody reads it any more
-            os.write(ended, struct.pack("!ii", numbers.pop(process), code))
+        if process in numbers:  # not one that a module has started
+            _kill_group(process)  # processes that it started
+            code = -os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
+            with contextlib.suppress(OSError):  # nobody reads it any more
+                os.write(ended, struct.pack("!ii", numbers.pop(process), code))
+    os.killpg(0, signal.SIGKILL)  # processes that modules have started for all, and this one
 
 
 if __name__ == "__main__":

@@ -252,7 +252,7 @@ def run(arguments: Sequence[str]) -> int:
     if options.output is not None:
         _check_output(Path(options.output))
     # A shell's runs/* also matches the pictures that were drawn there.
-    runs = [argument for argument in options.runs if not _is_picture(argument)] or options.runs
+    runs = [run for run in options.runs if not (Path(run).suffix in FORMATS and Path(run).is_file())] or options.runs
     output = Path(options.output or _default_output([directory for _, directory in map(_labelled, runs)]))
     try:
         groups = groups_of(runs)
@@ -272,10 +272,6 @@ def _check_output(output: Path) -> None:
     if output.suffix not in FORMATS or not output.parent.is_dir():
         endings = f"{', '.join(FORMATS[:-1])} or {FORMATS[-1]}"
         raise UsageError(f"--output {short_repr(output)}: give a file in an existing folder that ends in {endings}")
-
-
-def _is_picture(argument: str) -> bool:
-    return Path(argument).suffix in FORMATS and Path(argument).is_file()
 
 
 def _default_output(directories: Sequence[str]) -> str:

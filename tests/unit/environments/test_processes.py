@@ -130,18 +130,21 @@ def test_environment_of_old_gym_begins_ends_is_cut_off_and_renders_as_it_did(
 
 
 @pytest.mark.parametrize("line", [
-    "0", "threading.Thread(target=threading.Event().wait, daemon=True).start()",
-    "numpy.random.default_rng()", "{random.Random()}", "random.random()", "numpy.random.rand()",
+    "0", "threading.Timer(99, int).start()", "(kept := subprocess.Popen(['true'])) and 0",
+    "(kept := numpy.random.default_rng()).random()", "(kept := random.Random()).random()", "numpy.random.rand()",
 ])  # fmt: skip
-def test_module_of_a_task_is_imported_once_for_all_processes_unless_it_has_threads_or_random_numbers(
+def test_module_of_a_task_is_imported_once_for_all_processes_unless_it_has_threads_processes_or_random_numbers(
     line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    text = f"import numpy, os, random, threading\nKEPT, PROCESS = {line}, os.getpid()\ndef of(_): return str(PROCESS)"
+    text = f"import gymnasium, numpy, os, random, subprocess, threading\nDRAWN = {line}\ndef of(_): return str(SEEN)\n"
+    text += "SEEN = DRAWN or os.getpid()\ndef make(): return gymnasium.make('CartPole-v1')"
     (tmp_path / "own.py").write_text(text)
     monkeypatch.chdir(tmp_path)
-    with contextlib.closing(Interpreter("", 2, "gymnasium:own:of")) as interpreter:
-        imported_in = {channel.ask("", 60.0, "call", "own", "of", "") for channel in interpreter.channels}
-    assert len(imported_in) == (1 if line == "0" else 2)
+    with contextlib.closing(Interpreter("", 2, "gymnasium:own:make")) as interpreter:
+        for seed, channel in enumerate(interpreter.channels):
+            channel.ask("", 60.0, "make", "own", "make", {}, seed, False, ())
+        seen = {channel.ask("", 60.0, "call", "own", "of", "") for channel in interpreter.channels}
+    assert len(seen) == (1 if line == "0" else 2)
 
 
 @pytest.mark.parametrize(("overrides", "error", "words"), [
