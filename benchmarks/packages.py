@@ -6,7 +6,7 @@
 A package has a virtual environment of its own in the folder, where `environment.python` plays it; those written in JAX
 are played in this program's. The rollout has the same seed and actions; it compares all observations, the last ones of
 episodes included, rewards and ends; if some differ, two plain rollouts are compared. Rows are kept in packages.jsonl,
-the newest of a package counts.
+a package has the newest of its tasks, with the means of all their runs.
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ ROWS, RESULTS = (Path(__file__).with_suffix(ending) for ending in (".yaml", ".js
 PAGE = ROOT / "docs" / "environments.md"
 BEGIN, END = "<!-- made by python -m benchmarks.packages --table -->\n", "<!-- end -->\n"
 STEPS, SECONDS, SEED = 10_000, 30.0, 1  # of rollouts
+SAME = "package", "task", "settings", "options"  # of runs whose mean is taken
 INTERVAL = 2  # seconds, of the learner's metrics
 
 
@@ -73,6 +74,7 @@ def main() -> None:
 def tried(row: dict[str, Any], folder: Path, minutes: float) -> dict[str, Any]:
     """Returns the row of a package, with the last line of what failed as `error`."""
     seen = {"commit": of_git("describe", "--always"), "package": row["package"], "task": row["task"]}
+    seen |= {"settings": row.get("settings", {}), "options": row.get("options", [])}
     try:
         home = folder / row["package"]
         is_jax = row["task"].startswith("jax:")
@@ -208,9 +210,14 @@ def after_training(row: dict[str, Any], settings: list[str], home: Path, minutes
 
 
 def records() -> dict[str, dict[str, Any]]:
-    """Returns the newest row of each package."""
-    lines = RESULTS.read_text().splitlines() if RESULTS.exists() else []
-    return {row["package"]: row for row in map(json.loads, lines)}
+    """Returns the newest row of each package, with the means and number of all runs that trained the same."""
+    rows = [json.loads(line) for line in (RESULTS.read_text().splitlines() if RESULTS.exists() else [])]
+    newest = {row["package"]: row for row in rows}
+    for seen in newest.values():
+        alike = [row for row in rows if "after" in row and all(row[name] == seen[name] for name in SAME)]
+        numbers = {name: [row[name] for row in alike if name in row] for name in ("begins", "random", "after")}
+        seen |= {name: float(np.mean(values)) for name, values in numbers.items() if values} | {"runs": len(alike)}
+    return newest
 
 
 def with_table(page: str) -> str:
@@ -227,16 +234,17 @@ def table() -> str:
     ]
     trained = {name: seen for name, seen in sorted(records().items()) if "after" in seen and name in given}
     for name, seen in trained.items():
-        settings = [shlex.quote(json.dumps(given[name]["settings"]))] if "settings" in given[name] else []
+        settings = [shlex.quote(json.dumps(seen["settings"]))] if seen["settings"] else []
         steps = f"{seen['steps']:,}" if "steps" in seen else ""
         if seen.get("differ"):
             steps += f", {seen['differ']:,} differ" if seen["repeats"] else "; does not repeat itself"
         bold = "**" * (seen["after"] > seen["random"])
-        scores = f"{shown(seen['random'])} | {bold}{shown(seen['after'])}{bold}"
-        task = " ".join(f"`{word}`" for word in (seen["task"], *settings, *given[name].get("options", [])))
+        runs = f" ({seen['runs']})" * (seen["runs"] > 1)
+        scores = f"{shown(seen['random'])} | {bold}{shown(seen['after'])}{bold}{runs}"
+        task = " ".join(f"`{word}`" for word in (seen["task"], *settings, *seen["options"]))
         python = f", {seen['python']}" if seen["python"] else ""
         pins = ", ".join(item for item in given[name]["install"] if re.search("[=<]", item))
-        about = f"{pins} | {wrapper_lines(seen['task']) or ''} | {steps} | {seen.get('begins', '')}"
+        about = f"{pins} | {wrapper_lines(seen['task']) or ''} | {steps} | {round(seen['begins'])}"
         lines.append(f"| {name} {seen['version']} | {task}{python} | {about} | {scores} |")
     better = sum(seen["after"] > seen["random"] for seen in trained.values())
     lines += ["", f"{better} of {len(trained)} scored more than random actions."]

@@ -47,7 +47,7 @@ class Interpreter:
     """
 
     def __init__(self, python: str, count: int, task: str = ""):
-        """`python`: path or command; empty: that of this process. Raises UsageError if there is none.
+        """`python`: path or command; empty: the one that runs this. Raises UsageError if there is none.
 
         `task`: of the environments, gymnasium:..., whose modules are imported once; empty: none is.
         """

@@ -114,8 +114,9 @@ class Served:
         """Makes the environment. Raises WrongName if there is none of that name."""
         seed_generators(seed)  # of which a module may draw, too
         self.function = function_of(_imported(module), name, is_rendered)
+        seed_generators(seed)  # the module may have imported torch, whose first seed is always the same
         self.environment = environment = self.function(**settings)
-        seed_generators(seed)  # the constructor may have imported torch, whose first seed is always the same
+        seed_generators(seed)  # and so may the constructor
         check_class(environment, name)
         self.names = names
         metadata = getattr(environment, "metadata", None) or {}
@@ -328,7 +329,7 @@ def _import_for_all(task: str) -> bool:
         for library in sys.modules.keys() & LIBRARIES:
             importlib.import_module(sys.modules[library].spec(name).entry_point.partition(":")[0])
     os.waitpid(os.fork() or os._exit(0), 0)  # now the threads of NumPy and its like have ended by themselves
-    with contextlib.suppress(ChildProcessError):  # there is none
+    with contextlib.suppress(ChildProcessError):  # no process was started
         os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         return False
     return len(os.listdir("/proc/self/task")) == 1 and "jax" not in sys.modules and before == _generators()
@@ -338,9 +339,8 @@ def _generators() -> tuple:
     """Returns the number of generators of random numbers that there are, and the states of the global ones."""
     from numpy.random import BitGenerator, get_state
 
-    kinds = random.Random, BitGenerator  # which a generator of NumPy has
     drawn = get_state(legacy=False)["state"]["pos"], random.getstate()
-    return sum(issubclass(type(each), kinds) for each in gc.get_objects()), *drawn
+    return sum(issubclass(type(each), (random.Random, BitGenerator)) for each in gc.get_objects()), *drawn
 
 
 def main(pipes: list, ended: int, path: list, task: str) -> None:

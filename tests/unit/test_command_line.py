@@ -164,8 +164,8 @@ def test_help_names_every_key_with_its_default_and_exits_with_0(capsys: pytest.C
         ("evaluator.checkpoint=runs/x", ["evaluator.checkpoint=runs/x", "--role evaluator"]),
         ("replay.columns=x:int8", ["replay.columns=x:int8", "--role replay", "--role local"]),
         ("--role learner processes=one", ["processes=one", "--role learner"]),
-        *((f"processes=one {other}", [other, "processes=many"])
-          for other in ("actor.processes=2", "storage.url=copy")),
+        *((f"processes=one {other}", [other, "processes=many"]) for other in ("actor.processes=2", "storage.url=copy")),
+        *((bad, [bad.rstrip("=")]) for bad in ("metrics.project=", "addresses.status=http://127.0.0.1:80")),
         # a series
         ("--role learner seeds=1,2", ["seeds=1,2", "--role learner"]),
         ("--config catch seeds=1,2 run_directory=x", ["run_directory=x", "seeds=1,2"]),
